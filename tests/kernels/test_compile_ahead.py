@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import onchip
 from onchip.kernels.cpu import compile_ahead, jit, mlp_fused, move
 from onchip.kernels.cpu.dense import dense
 
@@ -26,7 +28,7 @@ def folder(tmp_path):
     (tmp_path / "numba").mkdir()
     yield tmp_path / "numba"
     if kept := compile_ahead._locks.pop(tmp_path / "numba", None):
-        kept.close()
+        os.close(kept)
 
 
 def test_functions_stand_behind_those_that_they_need():
@@ -74,3 +76,12 @@ def test_what_the_first_process_is_at_is_left_to_it(tmp_path):
     command = [sys.executable, "-c", AHEAD, "onchip.kernels.cpu.threads:_wake_up"]
     subprocess.run(command, env=env, capture_output=True, check=True)
     assert not list((tmp_path / "cache" / "numba").iterdir())
+
+
+def test_what_training_steps_call_is_announced_before_the_first_is_compiled(monkeypatch):
+    monkeypatch.setattr(compile_ahead, "_announced", {})
+    x, y = np.zeros((8, 4), np.float32), np.zeros(8, np.int64)
+    onchip.fit(onchip.mlp(4, 8, 2), x, y, epochs=1, device="cpu")
+    names = [made.__name__ for made in compile_ahead.announced()]
+    assert {"forward", "judge", "backward", "gradient_of_task"} <= set(names)
+    assert "run_steps" not in names  # the first process's own

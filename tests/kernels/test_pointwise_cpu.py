@@ -6,7 +6,8 @@ import pytest
 import onchip
 from checks import assert_error_within
 from onchip.kernels import reference
-from onchip.kernels.cpu.pointwise import BLOCK, MOST_NODES
+from onchip.kernels.cpu.pointwise import MOST_NODES
+from onchip.kernels.cpu.pointwise_block import BLOCK
 from onchip.spec.layers import (
     ELU,
     Abs,
@@ -140,6 +141,24 @@ def test_rows_of_every_size(row):
             np.testing.assert_array_equal(got, expected[first : first + count])
     for got, expected in zip(onchip.compile(net, "cpu", threads=1)(*xs), whole, strict=True):
         np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("x", "z"),
+    [
+        ((25, 1, 96), (1, 6, 96)), ((3, 1), (1, 5)), ((7, 1, 40), (1, 9, 1)), ((2, 1200), (1, 1200)),
+        ((3, 700, 1), (3, 1, 5)), ((3, 4, 1, 1), (1, 4, 5, 7)), ((1, 2, 300), (5, 1, 1)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_are_stretched(x, z):
+    """By runs of neighbours, of one number, and number by number; rows in a block, and more than one of a row."""
+    given = {"x": TensorType(("B", *x)), "z": TensorType(("B", *z))}
+    net = Network(given, (Node("a", Add(), ("x", "z")), Node("y", Mul(), ("a", "z"))), ("y",), {})
+    engine, rng = onchip.compile(net, "cpu"), np.random.default_rng(0)
+    assert [group.claim.kernel for group in engine.plan.groups] == ["pointwise"]
+    x, z = (rng.standard_normal((11, *shape), dtype=np.float32) for shape in (x, z))
+    assert np.array_equal(engine(x, z), (x + z) * z)
 
 
 def test_a_slice_of_what_the_run_makes_begins_another():

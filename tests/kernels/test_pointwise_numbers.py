@@ -5,9 +5,26 @@ import pytest
 
 import onchip
 from image_networks import weight
-from onchip.kernels.cpu.numbers import COMPUTED_INTS
-from onchip.kernels.cpu.pointwise import BLOCK
-from onchip.spec.layers import Add, Cast, Conv2d, Greater, Max, Min, Mul, ReLU, Reshape, Sub
+from onchip.kernels import reference
+from onchip.kernels.cpu.numbers import COMPUTED_INTS, WHOLES
+from onchip.kernels.cpu.pointwise_block import BLOCK
+from onchip.spec.layers import (
+    Add,
+    Cast,
+    Conv2d,
+    Div,
+    GlobalSum,
+    Greater,
+    Mask,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    ReLU,
+    Reshape,
+    Sub,
+    ToInts,
+)
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
 
@@ -60,6 +77,66 @@ def test_a_constant_in_front(dtype):
     net = Network({"x": given}, (Node("y", Sub(), ("x",), {"first": "k"}),), ("y",), {"k": k})
     x = all_sizes(dtype, 40, 6)
     np.testing.assert_array_equal(run(net, x), k - x)
+
+
+@pytest.mark.parametrize("size", [3, BLOCK + 5])
+@pytest.mark.parametrize("layer", [Div(), Mod(), Mod(True), Mask()], ids=str)
+@pytest.mark.parametrize("dtype", COMPUTED_INTS)
+def test_ints_divide(dtype, layer, size):
+    """By numbers of both signs, by 0, and the least int by -1; a mask leaves some."""
+    net = Network(
+        {"x": TensorType(("B", size), dtype), "z": TensorType(("B", size), dtype)}, (Node("y", layer, ("x", "z")),),
+        ("y",), {},
+    )  # fmt: skip
+    x, z = all_sizes(dtype, 40, size), all_sizes(dtype, 40, size)[::-1].copy()
+    z[5:20] = np.arange(15)[:, None] % 7 - 3
+    x[:, 0] = np.iinfo(dtype).min
+    assert {0, -1} <= set(z[5:20, 0].tolist())
+    np.testing.assert_array_equal(run(net, x, z), reference.forward(net, (x, z)))
+
+
+def test_digits_by_constants():
+    """Ids in one pass: several quotients and what is left of them, one with the constant in front."""
+    nodes = (
+        Node("hundreds", Div(), ("ids",), {"constant": "hundred"}), Node("a", Div(), ("ids",), {"constant": "ten"}),
+        Node("tens", Mod(), ("a",), {"constant": "ten"}), Node("rest", Mod(), ("ids",), {"first": "hundred"}),
+    )  # fmt: skip
+    weights = {"hundred": np.array(100), "ten": np.array(10)}
+    net = Network({"ids": TensorType(("B", 4), "int64")}, nodes, ("hundreds", "tens", "rest"), weights)
+    ids = np.random.default_rng(0).integers(1, 1000, (90, 4))
+    for got, expected in zip(run(net, ids), (ids // 100, ids // 10 % 10, 100 % ids), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(("given", "to"), sorted(WHOLES))
+def test_whole_numbers(given, to):
+    rng = np.random.default_rng(2)
+    x = rng.integers(0 if to in ("uint8", "bool") or given == "bool" else -128, 128, (700, 9)).astype(given)
+    if given.startswith("float"):
+        x *= rng.random((700, 9)).astype(given)
+        x[0] = (0.0, -0.0, 0.9, -0.9 if to != "uint8" else 0.5, 1.0, 99.99, 2.5, 1e-30, 126.5)
+    elif given == "int64" and to == "int32":
+        x = all_sizes(given, 700, 9)
+    net = Network({"x": TensorType(("B", 9), given)}, (Node("y", ToInts(to), ("x",)),), ("y",), {})
+    y, expected = run(net, x), x.astype(to)
+    assert y.dtype == expected.dtype
+    np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("inner", [1, 5])
+@pytest.mark.parametrize("dtype", COMPUTED_INTS)
+def test_sums_of_ints(dtype, inner):
+    """As a file's ReduceSum of ints is read: in float64, which holds them."""
+    nodes = (
+        Node("wide", Cast("float64"), ("x",)), Node("sum", GlobalSum((2,)), ("wide",)),
+        Node("y", ToInts("int64"), ("sum",)),
+    )  # fmt: skip
+    net = Network({"x": TensorType(("B", 3, 7, inner), dtype)}, nodes, ("y",), {})
+    engine = onchip.compile(net, "cpu")
+    assert [group.claim.kernel for group in engine.plan.groups] == ["pointwise", "reduce", "pointwise"]
+    x = np.random.default_rng(0).integers(-(1 << 31), 1 << 31, (50, 3, 7, inner)).astype(dtype)
+    x = x << 15 if dtype == "int64" else x
+    np.testing.assert_array_equal(engine(x), x.sum(2, "int64"))
 
 
 @pytest.mark.parametrize("given", [*INTS, "bool", *FLOATS])

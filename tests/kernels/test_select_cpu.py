@@ -14,7 +14,11 @@ from onchip.spec.layers import Identity, Pad, Selection, Slice
 from onchip.spec.types import TensorType, numpy_dtype
 
 CHOICES = [(case.layer, case.rows[0]) for case in CASES if isinstance(case.layer, Selection)]
-CHOICES += [(Slice((0, 8), (3, 100), (1, 1)), (3, 300)), (Pad((0, 50, 3, 0, 50, 1), "reflect"), (2, 60, 70))]
+CHOICES += [
+    (Slice((0, 8), (3, 100), (1, 1)), (3, 300)), (Pad((0, 50, 3, 0, 50, 1), "reflect"), (2, 60, 70)),
+    (Slice((1, 2, 3), (2, 3, 4), (1, 1, 1)), (4, 6, 9)),
+    (Slice((1, 0, 2, 3), (2, 2, 3, 4), (1, 1, 2, 1)), (4, 2, 9, 9)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "float16", "uint8"])

@@ -169,6 +169,7 @@ class CpuBound:
         """Evaluate the recipes and bind every group to its kernel."""
         from onchip.kernels.cpu import INFERENCE
         from onchip.kernels.cpu.compile_ahead import announce_kernels
+        from onchip.kernels.cpu.mlp_train import announce_training
         from onchip.kernels.cpu.threads import load_helpers, start_helpers
         from onchip.runtime.cpu_weights import make_weights
 
@@ -176,6 +177,8 @@ class CpuBound:
         self.plan, self.threads = plan, threads
         kernels = {kernel.name: kernel for kernel in INFERENCE}
         announce_kernels(kernels[group.claim.kernel] for group in plan.groups if group.claim.kernel in kernels)
+        if plan.job.is_training:
+            announce_training()
         made: Made = {} if plan.job.is_training else make_weights(plan, threads, ranks)
         home, between = plan.lies_in, set(plan.between)
         last = {home[name]: i for i, group in enumerate(plan.groups) for name in (*group.inputs, *group.outputs)}

@@ -269,6 +269,7 @@ _APART: dict[int, Any] = {ELU_CODE: _elu_rows} | {
         (SOFTPLUS, softplus), (MISH, mish),
     )
 }  # fmt: skip
+_FEW = 64  # exponentials that wait to be added up
 _PLACES = np.zeros(256, np.int64)  # where their code lies, of those that are linked
 llvm.add_symbol("onchip_activations", _PLACES.ctypes.data)
 
@@ -329,14 +330,44 @@ def activate(where: int, count: int, width: int, stride: int, code: int) -> None
                 row[n] = row[n] / (_ONE + abs(row[n]))
 
 
+@intrinsic
+def _some_floats(typing_context: Any) -> Any:
+    """The address of _FEW floats of the function's own."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kept = cgutils.alloca_once(b, ir.ArrayType(ir.FloatType(), _FEW))
+        return b.ptrtoint(kept, ir.IntType(64))
+
+    return types.int64(), codegen
+
+
+@compiled(inline=True)
+def _larger(a: np.float32, b: np.float32) -> np.float32:
+    """A NaN is larger than anything."""
+    return b if b > a or b != b else a
+
+
+@compiled()
+def _largest(where: int, width: int) -> np.float32:
+    """In four by turns, which do not wait for each other."""
+    row, whole = floats_at(where, width), width // 4
+    a, b, c, d = row[0], row[0], row[0], row[0]
+    for n in range(whole):
+        a, b = _larger(a, row[4 * n]), _larger(b, row[4 * n + 1])
+        c, d = _larger(c, row[4 * n + 2]), _larger(d, row[4 * n + 3])
+    for n in range(4 * whole, width):
+        a = _larger(a, row[n])
+    return _larger(_larger(a, b), _larger(c, d))
+
+
 @linked(*(types.int64,) * 5)
 def normalise(where: int, count: int, width: int, stride: int, code: int) -> None:
     """Softmax or log-softmax of such rows, in place, sums in order of n."""
+    few_at = _some_floats()
+    few = floats_at(few_at, _FEW)
     for r in range(count):
         row = floats_at(where + r * stride * 4, width)
-        highest = row[0]
-        for n in range(1, width):
-            highest = row[n] if row[n] > highest or row[n] != row[n] else highest
+        highest = _largest(where + r * stride * 4, width)
         total = 0.0  # float64: a float32 sum over a very wide row would lose digits
         if code == SOFTMAX:  # a loop of its own for the sum: the one before becomes vector code
             for n in range(width):
@@ -348,11 +379,14 @@ def normalise(where: int, count: int, width: int, stride: int, code: int) -> Non
             for n in range(width):
                 row[n] = row[n] / scale
         else:
-            for n in range(width):
-                row[n] = row[n] - highest
-            for n in range(width):
-                _, e = expm1_exp(row[n])
-                total += np.float64(e)
+            for first in range(0, width, _FEW):  # some at a time, so that these are vector code, too
+                some = floats_at(where + (r * stride + first) * 4, min(_FEW, width - first))
+                for n in range(len(some)):
+                    some[n] -= highest
+                for n in range(len(some)):
+                    _, few[n] = expm1_exp(some[n])
+                for n in range(len(some)):
+                    total += np.float64(few[n])
             log_total = np.float32(math.log(total))
             for n in range(width):
                 row[n] = row[n] - log_total

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 try:
     import fcntl
@@ -36,7 +36,7 @@ _WAIT_S, _LOOK_S = 30.0, 0.02  # for another process's work: at most, and how of
 _HELPER = 0  # the byte that the one other process locks; a function's is another
 OFTEN = ("launches.run_one", "launches.run_launches", "threads._serve", "threads._wake_up")
 
-_locks: dict[Path, IO[bytes]] = {}  # opened once: to close a file would end all locks that this process has on it
+_locks: dict[Path, int] = {}  # files, opened once: to close one would end all locks that this process has on it
 _announced: dict[Any, None] = {}
 _started: list[subprocess.Popen[bytes] | None] = []  # at most one
 
@@ -62,7 +62,7 @@ def _lock(folder: Path | None, place: int) -> bool | None:
         return None
     try:
         if folder not in _locks:
-            _locks[folder] = (folder.parent / ".lock").open("ab")
+            _locks[folder] = os.open(folder.parent / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.lockf(_locks[folder], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
     except (BlockingIOError, PermissionError):
         return False

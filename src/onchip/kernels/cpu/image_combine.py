@@ -11,6 +11,9 @@ import numpy as np
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.activation import activate
 from onchip.kernels.cpu.emit import LANES
+from onchip.kernels.cpu.function import COMBINATIONS
+from onchip.kernels.cpu.function import combine as combine_numbers
+from onchip.kernels.cpu.image_load import copy_lines
 from onchip.kernels.cpu.image_lowering import Lowering, Value, image_sizes
 from onchip.kernels.cpu.image_operation import (
     Activated,
@@ -26,8 +29,7 @@ from onchip.kernels.cpu.image_values import Rim, Sizes, Store, UnsupportedError,
 from onchip.kernels.cpu.jit import ALL, compiled, floats_at
 from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.cpu.tile import aligned_zeros, padded
-from onchip.spec.layers import Concat, Elementwise
-from onchip.spec.layers import Mul as MulLayer
+from onchip.spec.layers import Add, Concat, Elementwise, Mul, Ordered, Sub
 from onchip.spec.layers.norm import factor_and_shift
 from onchip.spec.network import Node
 from onchip.spec.recipe import Array, Recipe, recipe_op
@@ -58,10 +60,10 @@ class Activate(Activated):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Combine(Pixelwise):
-    """x + other or x * other; `other` has a number a channel, or one a number."""
+    """x + other, x * other and the like; `other` has a number a channel, or one a number."""
 
     other: View
-    multiplies: bool
+    how: int  # of COMBINATIONS
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -106,33 +108,54 @@ def lower_activation(to: Lowering, node: Node) -> None:
 
 def lower_combine(to: Lowering, node: Node) -> None:
     """Values of one shape, or some with a number a channel, one after the other; then a constant."""
-    sizes = image_sizes(to.net.types[node.name].row_shape)
-    views = sorted(map(to.image, node.inputs), key=lambda view: view.sizes != sizes)  # whole ones first
+    layer, sizes = node.layer, image_sizes(to.net.types[node.name].row_shape)
+    views = list(map(to.image, node.inputs))
+    if not isinstance(layer, Ordered):
+        views.sort(key=lambda view: view.sizes != sizes)  # whole ones first
     if any(view.sizes not in (sizes, (sizes[0], 1, 1)) for view in views) or views[0].sizes != sizes:
-        raise UnsupportedError(f"{node.layer.kind} of these shapes")
-    x, multiplies = views[0], isinstance(node.layer, MulLayer)
+        raise UnsupportedError(f"{layer.kind} of these shapes")
+    if node.weights and not isinstance(layer, Add | Mul | Sub):
+        raise UnsupportedError(f"{layer.kind} of a constant")
+    x, how = views[0], COMBINATIONS.index(type(layer))
     for other in views[1:]:
-        to.make(node, Combine, x=x, other=other, multiplies=multiplies)
+        to.make(node, Combine, x=x, other=other, how=how)
         x = to.values[node.name].view
-    if "constant" in node.weights:
-        name, (C, H, W) = node.weights["constant"], sizes
-        rank, shape = len(to.net.types[node.name].row_shape), to.net.weights[name].shape
-        shape = (1,) * (rank - len(shape)) + shape
-        lines = H if rank == 3 and shape[1] > 1 else 1
-        size = padded(lines * W * C)
-        image = (*shape[:1], *(1,) * (3 - rank), *shape[1:])
-        given = Recipe.of(constant_in_rows, (name,), (size,), "float32", 0, size=size, image=image, sizes=(C, lines, W))
-        none = Recipe.of(one_number, (), (size,), "float32", 0, size=size, number=float(not multiplies))
-        w, b = (given, none) if multiplies else (none, given)
-        to.make(node, Scale, x=x, w=w, b=b, next_row=W * C if lines > 1 else 0)
+    if node.weights:
+        (role,), is_product = node.weights, isinstance(layer, Mul)
+        factor = -1.0 if isinstance(layer, Sub) and role == "constant" else 1.0
+        given, next_row = constant_of(to, node, sizes[0], factor)
+        size, other_number = given.shape[0], 0.0 if is_product else -1.0 if role == "first" else 1.0
+        none = Recipe.of(one_number, (), (size,), "float32", 0, size=size, number=other_number)
+        w, b = (given, none) if is_product else (none, given)
+        to.make(node, Scale, x=x, w=w, b=b, next_row=next_row)
+
+
+def constant_of(to: Lowering, node: Node, pixel: int, factor: float = 1.0) -> tuple[Recipe, int]:
+    """A node's constant, in whole vectors, for the numbers of a row of pixels that lie `pixel` floats apart, and how
+    far it is from row to row: 0 if it is the same for all."""
+    (name,), row = node.weights.values(), to.net.types[node.name].row_shape
+    C, H, W = image_sizes(row)
+    rank, shape = len(row), to.net.weights[name].shape
+    shape = (1,) * (rank - len(shape)) + shape
+    lines = H if rank == 3 and shape[1] > 1 else 1
+    size = padded(lines * W * pixel)
+    image = (*shape[:1], *(1,) * (3 - rank), *shape[1:])
+    recipe = Recipe.of(
+        constant_in_rows, (name,), (size,), "float32", 0, size=size, image=image, sizes=(C, lines, W), pixel=pixel,
+        factor=factor,
+    )  # fmt: skip
+    return recipe, W * pixel if lines > 1 else 0
 
 
 @recipe_op
-def constant_in_rows(constant: Array, size: int, image: tuple[int, ...], sizes: Sizes) -> Array:
-    """A constant that is seen as an image, of as many numbers or of some that broadcast, as (H, W, C)."""
+def constant_in_rows(
+    constant: Array, size: int, image: tuple[int, ...], sizes: Sizes, pixel: int, factor: float
+) -> Array:
+    """A constant that is seen as an image, of as many numbers or of some that broadcast, as (H, W, pixel)."""
     C, H, W = sizes
     placed = aligned_zeros(size)
-    placed[: H * W * C].reshape(H, W, C)[:] = np.broadcast_to(constant.reshape(image), sizes).transpose(1, 2, 0)
+    whole = placed[: H * W * pixel].reshape(H, W, pixel)
+    whole[..., :C] = np.float32(factor) * np.broadcast_to(constant.reshape(image), sizes).transpose(1, 2, 0)
     return placed
 
 
@@ -179,10 +202,20 @@ def lower_concat(to: Lowering, node: Node) -> None:
 
 
 def rimmed(to: Lowering, x: View, wanted: Rim) -> View:
-    """x with a rim of zeros: itself, or a copy."""
-    if all(have >= want for have, want in zip(x.store.rim, wanted, strict=True)) and x.step == (1, 1):
+    """x in whole pixels with a rim of zeros, where one is wanted: itself, or a copy."""
+    has_rim = all(have >= want for have, want in zip(x.store.rim, wanted, strict=True))
+    if x.step == (1, 1) and x.is_whole and (not any(wanted) or (has_rim and x.sizes == x.store.sizes)):
         return x
-    store = Store(*x.sizes, x.sizes[0], wanted)
+    return _copied(to, x, wanted)
+
+
+def gapless(to: Lowering, x: View) -> View:
+    """x as one piece: itself, or a copy."""
+    return x if x.sizes == x.store.sizes and not any(x.store.rim) else _copied(to, x, (0, 0, 0, 0))
+
+
+def _copied(to: Lowering, x: View, rim: Rim) -> View:
+    store = Store(*x.sizes, x.sizes[0], rim)
     to.stores.append(store)
     to.emit(Copy(x=x, y=View(store, x.sizes)))
     return View(store, x.sizes)
@@ -228,23 +261,19 @@ def _scale_vectors(typing_context: Any, to: Any, x: Any, factor: Any, shift: Any
 @runs(Copy)
 def copy(row: int, call: int) -> None:
     op, at = _copy(row, call), call_at(call)
-    a, x, y = floats_at(at.here, ALL), op.x, op.y
+    x, y = op.x, op.y
     if op.is_one_piece and at.parts == 1:
         size = _piece(y, at.images)
-        given, out = a[x.at : x.at + size], a[y.at : y.at + size]
-        for c in range(size):
-            out[c] = given[c]
+        copy_lines(at.here + y.at * 4, size, at.here + x.at * 4, size, 1, size)
         activate(at.here + y.at * 4, 1, size, 0, op.activation)
         return
-    length, count = _lines(x, x, y)
     top, bottom = own_rows(y.H, at.part, at.parts)
+    has_no_gap = x.row == x.W * x.pixel and y.row == y.W * y.pixel
+    lines = max(1, bottom - top) if has_no_gap else 1
     for i in range(at.images):
-        for oy in range(top, bottom):
-            for ox in range(count):
-                x_at, y_at = pixel_at(x, i, oy, ox), pixel_at(y, i, oy, ox)
-                given, out = a[x_at : x_at + length], a[y_at : y_at + length]
-                for c in range(length):
-                    out[c] = given[c]
+        for oy in range(top, bottom, lines):
+            to, source = at.here + pixel_at(y, i, oy, 0) * 4, at.here + pixel_at(x, i, oy, 0) * 4
+            copy_lines(to, y.pixel, source, x.pixel, lines * y.W, y.C)
     finish(at.here, y, at.images, top, bottom, op.activation)
 
 
@@ -258,16 +287,10 @@ def activate_there(row: int, call: int) -> None:
 @runs(Combine)
 def combine(row: int, call: int) -> None:
     op, at = _combine(row, call), call_at(call)
-    a, x, z, y = floats_at(at.here, ALL), op.x, op.other, op.y
+    x, z, y = op.x, op.other, op.y
     if op.is_one_piece and at.parts == 1:
         size = _piece(y, at.images)
-        given, other, out = a[x.at : x.at + size], a[z.at : z.at + size], a[y.at : y.at + size]
-        if op.multiplies:
-            for c in range(size):
-                out[c] = given[c] * other[c]
-        else:
-            for c in range(size):
-                out[c] = given[c] + other[c]
+        combine_numbers(at.here + y.at * 4, at.here + x.at * 4, at.here + z.at * 4, size, op.how)
         activate(at.here + y.at * 4, 1, size, 0, op.activation)
         return
     is_same = z.H == y.H and z.W == y.W
@@ -277,15 +300,11 @@ def combine(row: int, call: int) -> None:
     for i in range(at.images):
         for oy in range(top, bottom):
             for ox in range(count):
-                x_at, y_at = pixel_at(x, i, oy, ox), pixel_at(y, i, oy, ox)
                 z_at = z.at + i * z.image + oy * z_row + ox * z_pixel
-                given, other, out = a[x_at : x_at + length], a[z_at : z_at + length], a[y_at : y_at + length]
-                if op.multiplies:
-                    for c in range(length):
-                        out[c] = given[c] * other[c]
-                else:
-                    for c in range(length):
-                        out[c] = given[c] + other[c]
+                combine_numbers(
+                    at.here + pixel_at(y, i, oy, ox) * 4, at.here + pixel_at(x, i, oy, ox) * 4, at.here + z_at * 4,
+                    length, op.how,
+                )  # fmt: skip
     finish(at.here, y, at.images, top, bottom, op.activation)
 
 

@@ -11,6 +11,7 @@ from onchip.kernels.cpu import dot, tile
 from onchip.kernels.cpu.activation import activate
 from onchip.kernels.cpu.dense import dense
 from onchip.kernels.cpu.dot import NARROW, dense_narrow
+from onchip.kernels.cpu.image_combine import gapless
 from onchip.kernels.cpu.image_lowering import Lowering, Value, image_sizes
 from onchip.kernels.cpu.image_operation import Activated, call_at, fields_of, finish, runs
 from onchip.kernels.cpu.image_values import Sizes, UnsupportedError, View
@@ -60,10 +61,8 @@ def lower_linear(to: Lowering, node: Node) -> None:
     value = to.read(node.inputs[0])
     if len(to.net.types[node.name].shape) != 2:
         raise UnsupportedError("Linear over several vectors a row")
-    x = value.view
+    x = gapless(to, value.view)
     _, H, W = x.sizes
-    if x.store.rim != (0, 0, 0, 0) or x.step != (1, 1):
-        raise UnsupportedError("Linear over an image with a rim")
     pixel, made = x.store.pixel, _seen_as(to, node)
     N, HO, WO = made
     K, columns, is_narrow = H * W * pixel, HO * WO * padded(N), HO * WO == 1 and N <= NARROW

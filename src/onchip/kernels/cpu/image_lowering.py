@@ -18,7 +18,7 @@ from onchip.kernels.cpu.image_operation import Activated, Operation, Window
 from onchip.kernels.cpu.image_values import Rim, Sizes, Store, UnsupportedError, View
 from onchip.kernels.cpu.tile import padded
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
-from onchip.spec.layers import Convolution, Elementwise, Embedding, Interleave, Linear, Permute, Reshape
+from onchip.spec.layers import Convolution, Elementwise, Embedding, Interleave, Linear, Permute, PReLU, Reshape, Slice
 from onchip.spec.layers.conv import geometry
 from onchip.spec.network import Network, Node
 
@@ -86,12 +86,12 @@ class Lowering:
         return self.read_by.get(value, [])
 
     def joins(self, node: Node) -> bool:
-        """An activation that is done by the operation that makes what it reads: nobody else sees that memory."""
+        """An activation that is done where what it reads lies: nobody else sees that memory."""
         value = node.inputs[0]
         while value != self.source and len(self.readers(value)) == 1:
             before = self.by_name[value]
-            if not isinstance(before.layer, Reshape | Permute):  # those only say how the same numbers are seen
-                return isinstance(node.layer, CPU_ACTIVATIONS)
+            if not isinstance(before.layer, Reshape | Permute | Slice):  # those only say how the same numbers are seen
+                return isinstance(node.layer, (*CPU_ACTIVATIONS, PReLU))
             value = before.inputs[0]
         return False
 
@@ -127,7 +127,7 @@ class Lowering:
             return Way.DEPTHWISE if C == 1 and groups == N else Way.GROUPS
         _, _, dilation = geometry(node.layer)
         made_by = self.by_name.get(self.home(node.inputs[0]))
-        in_vectors = made_by is None or not isinstance(made_by.layer, Linear | Embedding)
+        in_vectors = made_by is None or not isinstance(made_by.layer, Linear | Embedding | Slice)
         if in_vectors and N <= DOT_OUTPUTS and C >= LANES and set(dilation) == {1}:
             return Way.DOT
         one_by_one = math.prod(kernel) == 1

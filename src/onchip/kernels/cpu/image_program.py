@@ -2,8 +2,8 @@
 
 A run of layers becomes a list of operations (image_operation.py) on values that lie with their channels last
 (image_values.py). Layers that only say how numbers are seen cost nothing: a phase of an Interleave is written to its
-place, a Flatten is the order of a Linear's columns, a Reshape behind a Linear the order of its rows, and an activation
-joins the operation before it.
+place, a Slice is seen where it lies, a Flatten is the order of a Linear's columns, a Reshape behind a Linear the order
+of its rows, and an activation joins the operation before it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from onchip.kernels.cpu.image_rows import (
     lower_to_pixels,
 )
 from onchip.kernels.cpu.image_scratch import Scratch, make_scratch
+from onchip.kernels.cpu.image_slice import lower_slice
+from onchip.kernels.cpu.image_slope import lower_slope
 from onchip.kernels.cpu.image_softmax import lower_softmax
 from onchip.kernels.cpu.image_taps import Taps
 from onchip.kernels.cpu.image_values import Store, UnsupportedError
@@ -46,18 +48,24 @@ from onchip.spec.layers import (
     BatchNorm2d,
     Concat,
     Convolution,
+    Div,
     Embedding,
     GlobalMax,
     GlobalMean,
     Interleave,
     Linear,
     LogSoftmax,
+    Max,
     MaxPool1d,
     MaxPool2d,
+    Min,
     Mul,
     Permute,
+    PReLU,
     Reshape,
+    Slice,
     Softmax,
+    Sub,
     ToPixels,
     TransposedConvolution,
 )  # fmt: skip
@@ -74,7 +82,9 @@ _LOWERINGS: tuple[tuple[tuple[type, ...], Callable[[Lowering, Node], None]], ...
     ((Interleave,), lower_interleave),
     ((MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d), lower_pool),
     ((GlobalMax, GlobalMean), lower_global_pool),
-    ((Add, Mul), lower_combine),
+    ((Add, Mul, Max, Min, Sub, Div), lower_combine),
+    ((PReLU,), lower_slope),
+    ((Slice,), lower_slice),
     ((BatchNorm1d, BatchNorm2d), lower_batch_norm),
     ((Concat,), lower_concat),
     ((Softmax, LogSoftmax), lower_softmax),

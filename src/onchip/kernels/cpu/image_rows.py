@@ -119,17 +119,19 @@ def store_rows(row: int, call: int) -> None:
     a, x = floats_at(at.here, ALL), op.x
     count = x.H * x.W
     top, bottom = own_rows(x.H, at.part, at.parts)
+    has_no_gap = x.row == x.W * x.pixel
+    lines = max(1, bottom - top) if has_no_gap else 1  # rows that lie one behind the other are one
     for i in range(at.images):
-        for iy in range(top, bottom):
+        for iy in range(top, bottom, lines):
             begin = x.at + i * x.image + iy * x.row
             if op.last or count == 1:
                 to = at.y + ((at.first + i) * count + iy * x.W) * x.C * 4
-                copy_lines(to, x.C, at.here + begin * 4, x.pixel, x.W, x.C)
+                copy_lines(to, x.C, at.here + begin * 4, x.pixel, lines * x.W, x.C)
             else:
                 source = a[begin:]
                 for c in range(x.C):
-                    line = floats_at(at.y + (((at.first + i) * x.C + c) * count + iy * x.W) * 4, x.W)
-                    for ix in range(x.W):
+                    line = floats_at(at.y + (((at.first + i) * x.C + c) * count + iy * x.W) * 4, lines * x.W)
+                    for ix in range(len(line)):
                         line[ix] = source[ix * x.pixel + c]
 
 

@@ -24,7 +24,7 @@ from llvmlite import ir
 from onchip.cache import has_entry, private_folder
 from onchip.kernels.cpu.compile_ahead import announced, lock_function, often, start_helper, unlock_function
 from onchip.kernels.cpu.compile_notice import notice
-from onchip.kernels.cpu.late_numba import LateFunction, TypeName, carray, cgutils, intrinsic, types
+from onchip.kernels.cpu.late_numba import LateFunction, TypeName, cgutils, intrinsic, types
 from onchip.kernels.cpu.machine_code import keep_code, load_code, python_function, versions
 from onchip.kernels.vectors import HAS_FMA
 
@@ -277,28 +277,51 @@ def _called(function: Callable[..., Any]) -> Iterator[LinkedFunction | Callable[
             yield called.needs
 
 
-@intrinsic
-def pointer(typing_context: Any, where: Any) -> Any:
+# Arrays at addresses are put together in LLVM: functions of Python Numba would copy, and type anew, at each place that
+# names one.
+
+
+def build_array(context: Any, builder: Any, kind: Any, where: Any, shape: Sequence[Any]) -> Any:
+    """In LLVM: the array of Numba's type `kind` at an address."""
+    array, step = context.make_array(kind)(context, builder), ir.IntType(64)(kind.dtype.bitwidth // 8)
+    strides = [step]
+    for size in reversed(shape[1:]):
+        strides.insert(0, builder.mul(strides[0], size))
+    importlib.import_module("numba.np.arrayobj").populate_array(
+        array, builder.inttoptr(where, array.data.type), shape, strides, itemsize=step, meminfo=None
+    )
+    return array._getvalue()
+
+
+def array_at(number: Any) -> tuple[Any, Callable[..., Any]]:
+    """What an intrinsic gives: the array of such numbers of an address and a count."""
+    kind = types.Array(number, 1, "C")
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], cgutils.voidptr_t)
+        return build_array(context, builder, kind, args[0], args[1:])
 
-    return types.voidptr(types.int64), codegen
+    return kind(types.int64, types.int64), codegen
 
 
-@compiled(inline=True)
-def floats_at(where: int, count: int) -> Any:
+@intrinsic
+def floats_at(typing_context: Any, where: Any, count: Any) -> Any:
     """The float32 array of `count` numbers at an address."""
-    return carray(pointer(where), (count,), np.float32)
+    return array_at(types.float32)
 
 
-@compiled(inline=True)
-def doubles_at(where: int, count: int) -> Any:
-    return carray(pointer(where), (count,), np.float64)
+@intrinsic
+def doubles_at(typing_context: Any, where: Any, count: Any) -> Any:
+    return array_at(types.float64)
 
 
-@compiled(inline=True)
-def ints_at(where: int, count: int) -> Any:
-    return carray(pointer(where), (count,), np.int64)
+@intrinsic
+def ints_at(typing_context: Any, where: Any, count: Any) -> Any:
+    return array_at(types.int64)
+
+
+@intrinsic
+def bytes_at(typing_context: Any, where: Any, count: Any) -> Any:
+    return array_at(types.uint8)
 
 
 @intrinsic
@@ -319,11 +342,6 @@ def int32_at(typing_context: Any, where: Any) -> Any:
         return builder.sext(builder.load(builder.inttoptr(args[0], ir.IntType(32).as_pointer())), ir.IntType(64))
 
     return types.int64(types.int64), codegen
-
-
-@compiled(inline=True)
-def bytes_at(where: int, count: int) -> Any:
-    return carray(pointer(where), (count,), np.uint8)
 
 
 class _Address(CompiledFunction):

@@ -73,4 +73,3 @@ def intrinsic(function: Callable[..., Any] | None = None, *, prefer_literal: boo
 
 types: Any = _Types("numba.types")
 cgutils: Any = LateModule("numba.core.cgutils")
-carray: Any = LateFunction(lambda: importlib.import_module("numba").carray, "carray")

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from onchip.kernels.chain import Chain, Dense, find_chain
-from onchip.kernels.cpu.jit import address
+from onchip.kernels.cpu.compile_ahead import announce
+from onchip.kernels.cpu.jit import address, linked_below
 from onchip.kernels.cpu.mlp_fused import layer_table, packed_recipes
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import start_helpers
@@ -115,8 +116,9 @@ class Trainer:
         self.model = Model(_train_table(chain, CREW_ROWS), tasks, w, bias, wt, vw, vb, sw, sb, gw, gb, squares)
         self._transpose_weights()
         counts = max(at_a_time, _LOSS_BLOCKS)
+        self._blocks = [Block(*arrays) for arrays in zip(*_blocks(chain, CREW_ROWS, workers), strict=True)]
         self.crew = Crew(
-            **_blocks(chain, CREW_ROWS, workers)._asdict(),
+            blocks=np.array([places_of(block).reshape(-1) for block in self._blocks]),
             gw=_aligned_rows(at_a_time, w.size),
             gb=_aligned_rows(at_a_time, bias.size),
             loss=np.zeros(counts),
@@ -296,6 +298,11 @@ def _tasks(chain: Chain) -> Array:
         ],
         np.int64,
     )
+
+
+def announce_training() -> None:
+    """What all kinds of steps call is compiled on both cores, and counted, from the first function on."""
+    announce(linked_below(run_steps)[:-1])
 
 
 def _is_small(chain: Chain, job: Job) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from onchip.kernels.cpu.jit import bytes_at, compiled, floats_at, ints_at, linked, pointer
-from onchip.kernels.cpu.late_numba import carray, types
-from onchip.spec.layers import Add, Layer, Max, Min, Mul, Sub
+from onchip.kernels.cpu.jit import array_at, bytes_at, compiled, doubles_at, floats_at, ints_at, linked
+from onchip.kernels.cpu.late_numba import intrinsic, types
+from onchip.spec.layers import Add, Div, Layer, Mask, Max, Min, Mod, Mul, Sub
 
 _f, _i = np.float32, np.int32
 _INFINITY, _SIGN_16 = _i(0x7F800000), _i(0x8000)
@@ -23,19 +23,14 @@ _HALF, _HALF_BITS = _f(0.5), _i(0x3F000000)  # sums of it and less than _HALF_LE
 _number = linked(*(types.int64,) * 5)  # a function of: where to, first, second, how many numbers, a code
 
 
-@compiled(inline=True)
-def _words_at(where: int, count: int) -> Any:
-    return carray(pointer(where), (count,), np.int32)
+@intrinsic
+def _words_at(typing_context: Any, where: Any, count: Any) -> Any:
+    return array_at(types.int32)
 
 
-@compiled(inline=True)
-def _shorts_at(where: int, count: int) -> Any:
-    return carray(pointer(where), (count,), np.int16)
-
-
-@compiled(inline=True)
-def _doubles_at(where: int, count: int) -> Any:
-    return carray(pointer(where), (count,), np.float64)
+@intrinsic
+def _shorts_at(typing_context: Any, where: Any, count: Any) -> Any:
+    return array_at(types.int16)
 
 
 # -- to float32, rounded once ----------------------------------------------------------------------------------
@@ -78,7 +73,7 @@ def from_uint8(to: int, source: int, _: int, count: int, code: int) -> None:
 
 @_number
 def from_float64(to: int, source: int, _: int, count: int, code: int) -> None:
-    y, x = floats_at(to, count), _doubles_at(source, count)
+    y, x = floats_at(to, count), doubles_at(source, count)
     for n in range(count):
         y[n] = _f(x[n])
 
@@ -106,7 +101,7 @@ def from_bfloat16(to: int, source: int, _: int, count: int, code: int) -> None:
 
 @_number
 def to_float64(to: int, source: int, _: int, count: int, code: int) -> None:
-    y, x = _doubles_at(to, count), floats_at(source, count)
+    y, x = doubles_at(to, count), floats_at(source, count)
     for n in range(count):
         y[n] = np.float64(x[n])
 
@@ -134,6 +129,90 @@ def to_bfloat16(to: int, source: int, _: int, count: int, code: int) -> None:
         y[n] = np.int16(made | (x[n] >> 16 & _SIGN_16))
 
 
+# -- ints as float64, exact up to 2^53 --------------------------------------------------------------------------
+
+
+@_number
+def int64_as_double(to: int, source: int, _: int, count: int, code: int) -> None:
+    y, x = doubles_at(to, count), ints_at(source, count)
+    for n in range(count):
+        y[n] = np.float64(x[n])
+
+
+@_number
+def int32_as_double(to: int, source: int, _: int, count: int, code: int) -> None:
+    y, x = doubles_at(to, count), _words_at(source, count)
+    for n in range(count):
+        y[n] = np.float64(x[n])
+
+
+# -- to ints: the whole part of floats, the last bits of ints, whether a number is not 0 -------------------------
+
+
+@_number
+def whole_int64(to: int, source: int, _: int, count: int, code: int) -> None:
+    y, x = ints_at(to, count), floats_at(source, count)
+    for n in range(count):
+        y[n] = np.int64(x[n])
+
+
+@_number
+def whole_int32(to: int, source: int, _: int, count: int, code: int) -> None:
+    y, x = _words_at(to, count), floats_at(source, count)
+    for n in range(count):
+        y[n] = _i(x[n])
+
+
+@_number
+def whole_byte(to: int, source: int, _: int, count: int, code: int) -> None:
+    """uint8, or int8, which has the same last bits."""
+    y, x = bytes_at(to, count), floats_at(source, count)
+    for n in range(count):
+        y[n] = np.uint8(_i(x[n]))
+
+
+@_number
+def whole_of_double(to: int, source: int, _: int, count: int, code: int) -> None:
+    y, x = ints_at(to, count), doubles_at(source, count)
+    for n in range(count):
+        y[n] = np.int64(x[n])
+
+
+@_number
+def is_not_zero(to: int, source: int, _: int, count: int, code: int) -> None:
+    y, x = bytes_at(to, count), floats_at(source, count)
+    for n in range(count):
+        y[n] = x[n] != _f(0)
+
+
+@_number
+def int64_is_not_zero(to: int, source: int, _: int, count: int, code: int) -> None:
+    y, x = bytes_at(to, count), ints_at(source, count)
+    for n in range(count):
+        y[n] = x[n] != 0
+
+
+@_number
+def int32_is_not_zero(to: int, source: int, _: int, count: int, code: int) -> None:
+    y, x = bytes_at(to, count), _words_at(source, count)
+    for n in range(count):
+        y[n] = x[n] != 0
+
+
+@_number
+def bool_as_int64(to: int, source: int, _: int, count: int, code: int) -> None:
+    y, x = ints_at(to, count), bytes_at(source, count)
+    for n in range(count):
+        y[n] = x[n]
+
+
+@_number
+def bool_as_int32(to: int, source: int, _: int, count: int, code: int) -> None:
+    y, x = _words_at(to, count), bytes_at(source, count)
+    for n in range(count):
+        y[n] = x[n]
+
+
 # -- ints ------------------------------------------------------------------------------------------------------
 
 
@@ -158,10 +237,33 @@ CASTS: dict[tuple[str, str], Any] = {
     ("float64", "float32"): from_float64, ("float16", "float32"): from_float16,
     ("bfloat16", "float32"): from_bfloat16, ("float32", "float64"): to_float64,
     ("float32", "float16"): to_float16, ("float32", "bfloat16"): to_bfloat16,
+    ("int64", "float64"): int64_as_double, ("int32", "float64"): int32_as_double,
+}  # fmt: skip
+WHOLES: dict[tuple[str, str], Any] = {
+    ("float32", "int64"): whole_int64, ("float32", "int32"): whole_int32, ("float32", "uint8"): whole_byte,
+    ("float32", "int8"): whole_byte, ("float32", "bool"): is_not_zero, ("float64", "int64"): whole_of_double,
+    ("int64", "int32"): wrap, ("int32", "int64"): widen, ("int64", "bool"): int64_is_not_zero,
+    ("int32", "bool"): int32_is_not_zero, ("bool", "int64"): bool_as_int64, ("bool", "int32"): bool_as_int32,
 }  # fmt: skip
 COMPUTED_INTS = ("int64", "int32")
-INT_COMBINATIONS: tuple[type[Layer], ...] = (Add, Mul, Max, Min, Sub)  # by their codes in `combine_ints`
-_ADD, _MUL, _MAX, _MIN, _SUB = range(5)
+INT_COMBINATIONS: tuple[type[Layer], ...] = (Add, Mul, Max, Min, Sub, Mask, Div, Mod)  # by their codes
+_ADD, _MUL, _MAX, _MIN, _SUB, _MASK, _DIV, _MOD, _TRUNCATED_MOD = range(9)
+
+
+def int_code(layer: Layer) -> int:
+    """What `combine_ints` knows it by."""
+    return _TRUNCATED_MOD if isinstance(layer, Mod) and layer.truncated else INT_COMBINATIONS.index(type(layer))
+
+
+@compiled(inline=True)
+def _quotient(a: int, b: int) -> int:
+    """The whole part of a / b, 0 where b is 0; the least int by -1 wraps."""
+    if b == 0:
+        return 0
+    if b == -1:
+        return -a
+    down = a // b
+    return down + 1 if down < 0 and down * b != a else down
 
 
 @_number
@@ -179,10 +281,21 @@ def combine_ints(to: int, first: int, second: int, count: int, code: int) -> Non
     elif code == _MIN:
         for n in range(count):
             y[n] = b[n] if b[n] < a[n] else a[n]
-    else:
+    elif code == _SUB:
         for n in range(count):
             y[n] = a[n] - b[n]
+    elif code == _MASK:
+        for n in range(count):
+            y[n] = a[n] if b[n] != 0 else 0
+    elif code == _DIV:
+        for n in range(count):
+            y[n] = _quotient(a[n], b[n])
+    else:
+        for n in range(count):
+            rest = a[n] - _quotient(a[n], b[n]) * b[n] if b[n] != 0 else 0
+            is_across = rest != 0 and (rest < 0) != (b[n] < 0)
+            y[n] = rest + b[n] if code == _MOD and is_across else rest
 
 
-# By what is given and what is made: Casts; ints to compute with and back; what is computed of them.
-CODE = CASTS | {("int32", "int64"): widen, ("int64", "int32"): wrap, ("int64", "int64"): combine_ints}
+# By what is given and what is made: Casts, ToInts, and what is computed of ints.
+CODE = CASTS | WHOLES | {("int64", "int64"): combine_ints}

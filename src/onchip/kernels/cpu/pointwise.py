@@ -14,22 +14,33 @@ import dataclasses
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from onchip.kernels.batch_norm import batch_norm_parts
-from onchip.kernels.cpu.activation import activate, code_of
-from onchip.kernels.cpu.function import COMBINATIONS, FUNCTIONS, apply, combine
+from onchip.kernels.cpu.activation import code_of
+from onchip.kernels.cpu.function import COMBINATIONS, FUNCTIONS
 from onchip.kernels.cpu.image_runs import Run as ImageRun
 from onchip.kernels.cpu.image_runs import runs_of
-from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
-from onchip.kernels.cpu.late_numba import intrinsic, types
+from onchip.kernels.cpu.jit import address, address_of
 from onchip.kernels.cpu.launches import CompiledLaunch, words
-from onchip.kernels.cpu.numbers import CASTS, CODE, COMPUTED_INTS, INT_COMBINATIONS
+from onchip.kernels.cpu.numbers import CASTS, CODE, COMPUTED_INTS, INT_COMBINATIONS, WHOLES, int_code
+from onchip.kernels.cpu.pointwise_block import (
+    ACTIVATE,
+    APPLY,
+    BLOCK,
+    CALL,
+    COMBINE,
+    CUT,
+    GATHER,
+    INSIDE,
+    MOVE,
+    OUTSIDE,
+    STRETCHED,
+    WRITTEN_OUT,
+    run_blocks,
+)
 from onchip.kernels.cpu.price import CorePrice
-from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
@@ -44,123 +55,15 @@ from onchip.spec.layers import (
     Identity,
     Reshape,
     Slice,
+    ToInts,
 )
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, recipe_op
 from onchip.spec.types import DTYPE_BYTES
 
-BLOCK = 1024  # numbers: 4 KiB of each value
-FEW = 16  # blocks of a thread: for fewer it is not woken
 MOST_NODES, NEAR = 64, 8
+_LONG_RUN = 8  # numbers of a stretched value that are copied, not looked up one by one
 _MOVES, _NORMS = (Reshape, Identity, Dropout), (BatchNorm1d, BatchNorm2d)
-GATHER, CUT, ACTIVATE, APPLY, COMBINE, MOVE, CALL = range(7)  # operations; from CALL on the address of a function
-OUTSIDE, WRITTEN_OUT, INSIDE, STRETCHED = range(4)  # where a value is
-
-
-# -- blocks ----------------------------------------------------------------------------------------------------
-
-
-@linked(*(types.int64,) * 5)
-def gather(to: int, source: int, places: int, count: int, nbytes: int) -> None:
-    """to[n] = source[places[n]], of numbers of four or eight bytes."""
-    at = ints_at(places, count)
-    if nbytes == 4:
-        y, x = floats_at(to, count), floats_at(source, ALL)
-        for n in range(count):
-            y[n] = x[at[n]]
-    else:
-        wide, given = ints_at(to, count), ints_at(source, ALL)
-        for n in range(count):
-            wide[n] = given[at[n]]
-
-
-@linked(*(types.int64,) * 7)
-def cut(to: int, source: int, first: int, count: int, width: int, own: int, offset: int) -> None:
-    """Numbers `first` and on of lines of `width`, which lie `offset` numbers inside lines of `own`."""
-    n = 0
-    while n < count:
-        line, column = (first + n) // width, (first + n) % width
-        some = min(width - column, count - n)
-        y, x = floats_at(to + n * 4, some), floats_at(source + (line * own + offset + column) * 4, some)
-        for i in range(some):
-            y[i] = x[i]
-        n += some
-
-
-@intrinsic
-def _call(typing_context: Any, code: Any, to: Any, first: Any, second: Any, count: Any, told: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 5)
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(*(types.int64,) * 6), codegen
-
-
-# What `_run` is told of a run once: addresses, then numbers.
-_TABLE, _VALUES, _MEMORY, _PLACES, _SCRATCH, _OPERATIONS, _COUNT, _ARRAYS, _SLOTS, _SIZE, _WORDS = range(11)
-
-
-@compiled()
-def _block(worker: int, piece: int, run: Array, B: int) -> None:
-    """One block of the run.
-
-    table    (operations, 5)  what, code, and the values: made, first, second (of a GATHER: its places; of a
-                               CUT: where in a line, the code being both widths); the code of a GATHER and of a MOVE is
-                               the bytes of a number
-    values   (values, 4)      where it is, its place in `memory` or in scratch memory, numbers of a row, bytes of each
-    memory   addresses of inputs, outputs, weights and places
-    places   of each worker: addresses of the values
-    scratch  `slots` blocks of each worker
-    """
-    table, values, size = ints_at(run[_TABLE], 5 * run[_OPERATIONS]), ints_at(run[_VALUES], 4 * run[_COUNT]), run[_SIZE]
-    memory, at = ints_at(run[_MEMORY], ALL), ints_at(run[_PLACES] + worker * run[_COUNT] * 8, run[_COUNT])
-    scratch = run[_SCRATCH] + worker * run[_SLOTS] * BLOCK * 4
-    rows = max(1, BLOCK // size)
-    blocks = (size + BLOCK - 1) // BLOCK  # of a row; one if rows are whole
-    row, first = piece // blocks * rows, piece % blocks * BLOCK
-    count = min(BLOCK, size - first) if blocks > 1 else min(rows, B - row) * size
-    for v in range(run[_COUNT]):
-        where, place, nbytes = values[4 * v], values[4 * v + 1], values[4 * v + 3]
-        if where == OUTSIDE:
-            at[v] = memory[place] + (row * size + first) * nbytes
-        elif where == WRITTEN_OUT:
-            at[v] = memory[place] + first * nbytes
-        elif where == INSIDE:
-            at[v] = scratch + place * BLOCK * 4
-        else:
-            at[v] = memory[place] + row * values[4 * v + 2] * nbytes
-    for i in range(run[_OPERATIONS]):
-        operation = table[5 * i : 5 * i + 5]
-        what, code, to, a, b = operation[0], operation[1], at[operation[2]], at[operation[3]], operation[4]
-        if what == COMBINE:
-            combine(to, a, at[b], count, code)
-        elif what == GATHER:
-            gather(to, a, memory[b] + first * 8, count, code)
-        elif what == CUT:
-            cut(to, a, first, count, code >> 32, code & 0xFFFFFFFF, b)
-        elif what == APPLY:
-            apply(to, a, count, code)
-        elif what == MOVE:
-            apply(to, a, count * code // 4, -1)
-        elif what >= CALL:
-            _call(what, to, a, at[b], count, code)
-        else:
-            if to != a:
-                apply(to, a, count, -1)
-            activate(to, 1, count, count, code)
-
-
-@linked(*(types.int64,) * 4)
-def _run(facts: int, operands: int, B: int, threads: int) -> None:
-    """The code of a CompiledLaunch."""
-    run = ints_at(facts, _WORDS)
-    given, memory, size = ints_at(operands, run[_ARRAYS]), ints_at(run[_MEMORY], run[_ARRAYS]), run[_SIZE]
-    for i in range(run[_ARRAYS]):
-        memory[i] = given[i]
-    rows, blocks = max(1, BLOCK // size), (size + BLOCK - 1) // BLOCK
-    pieces = (B + rows - 1) // rows * blocks
-    run_pieces(_block, (run, B), pieces, max(1, min(threads, pieces // FEW)))
 
 
 # -- the run ---------------------------------------------------------------------------------------------------
@@ -227,7 +130,7 @@ class _Writer:
             else:
                 self.known[node.name] = source
             return
-        if isinstance(layer, Cast):
+        if isinstance(layer, Cast | ToInts):
             source = self._operand(node.inputs[0], row)
             self._convert(source, self._made(node.name))
             return
@@ -270,7 +173,7 @@ class _Writer:
         is_wide = self.net.types[node.name].dtype == "int64"
         total, made = operands[0], self._made(node.name) if is_wide else self._inside((node.name, "total"), "int64")
         for operand in operands[1:]:
-            self._call(("int64", "int64"), made, total, operand, INT_COMBINATIONS.index(type(node.layer)))
+            self._call(("int64", "int64"), made, total, operand, int_code(node.layer))
             total = made
         if not is_wide:
             self._convert(total, self._made(node.name))
@@ -315,7 +218,7 @@ class _Writer:
             source = self._value((value, row, "outside"), STRETCHED, place, given.row_size, given.dtype)
             self.stretched.append((given.row_shape, row))
             made = self._inside(key, given.dtype)
-            self._emit(GATHER, DTYPE_BYTES[given.dtype], made, source, -len(self.stretched))
+            self._emit(GATHER, _stretch_code(given.dtype, given.row_shape, row), made, source, -len(self.stretched))
         return self.known[key]
 
     def _wide(self, value: int) -> int:
@@ -356,8 +259,8 @@ def _is_cut(net: Network, node: Node) -> bool:
 
 def _fits(net: Network, node: Node) -> bool:
     layer, made = node.layer, net.types[node.name].dtype
-    if isinstance(layer, Cast):
-        return (net.types[node.inputs[0]].dtype, made) in CASTS
+    if isinstance(layer, Cast | ToInts):
+        return (net.types[node.inputs[0]].dtype, made) in (CASTS if isinstance(layer, Cast) else WHOLES)
     if isinstance(layer, _MOVES):
         return made in ("float32", *COMPUTED_INTS)
     if made in COMPUTED_INTS:
@@ -455,7 +358,7 @@ class Pointwise:
             told = words(table, values, memory, places, scratch, *numbers)
             return address(told), (told, table, values, memory, places, scratch, kept)
 
-        return CompiledLaunch(address_of(_run), facts)
+        return CompiledLaunch(address_of(run_blocks), facts)
 
 
 def _may_turn(net: Network, nodes: Sequence[Node], writer: _Writer) -> bool:
@@ -467,6 +370,15 @@ def _may_turn(net: Network, nodes: Sequence[Node], writer: _Writer) -> bool:
 
 def _as_computed(weight: Array) -> Array:
     return np.ascontiguousarray(weight, np.int64 if weight.dtype.kind in "iu" else np.float32)
+
+
+def _stretch_code(dtype: str, row: tuple[int, ...], to: tuple[int, ...]) -> int:
+    """What `gather` is told of a value that is stretched: the runs of neighbours, or of the same number, if long."""
+    axes = list(zip((1,) * (len(to) - len(row)) + tuple(row), to, strict=True))
+    is_line, run = axes[-1][0] == axes[-1][1], 1
+    while axes and (axes[-1][0] == axes[-1][1] if is_line else axes[-1][0] == 1):
+        run *= axes.pop()[1]
+    return DTYPE_BYTES[dtype] | (is_line << 4 | run << 8 if run >= _LONG_RUN else 0)
 
 
 def _places(row: tuple[int, ...], to: tuple[int, ...], size: int) -> Array:

@@ -1,7 +1,8 @@
 """reduce: maxima, minima, sums, means and norms along axes, and where maxima and minima stand, by themselves.
 
 An array is (outer, N, inner), and sums along the middle axis are float64: of inner = 1 in four by turns, of more one
-after the other, whatever the batch. Axes that do not stand next to each other are moved to the end first.
+after the other, whatever the batch. Axes that do not stand next to each other are moved to the end first. Sums of
+float64, which is what sums of ints are made as, come one after the other, too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, doubles_at, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.launches import CompiledLaunch, Launch, words
 from onchip.kernels.cpu.price import CorePrice
@@ -26,6 +27,8 @@ from onchip.spec.recipe import Array
 _KINDS: tuple[type[Layer], ...] = (GlobalMax, GlobalMin, GlobalSum, GlobalMean, GlobalNorm, ArgMax, ArgMin)  # by codes
 MAX, _MIN, _SUM, _MEAN, _NORM, _ARG_MAX, _ARG_MIN = range(7)
 _LAST = 8  # added to the code of a place: the last of equals
+_DOUBLES = 16  # the code of a sum of float64
+_SUMS = (_SUM, _MEAN, _NORM, _DOUBLES)
 _THREAD_NUMBERS = 1 << 15  # for fewer a thread is not woken
 _PIECE_NUMBERS = 1 << 12  # that a thread takes at a time, at least
 
@@ -109,12 +112,26 @@ def find_places(source: int, to: int, N: int, inner: int, code: int) -> None:
         y[i] = place
 
 
+@linked(*(types.int64,) * 4)
+def sum_doubles(source: int, to: int, N: int, inner: int) -> None:
+    """x (N, inner) -> y (inner,), both float64."""
+    y = doubles_at(to, inner)
+    for i in range(inner):
+        y[i] = 0.0
+    for n in range(N):
+        x = doubles_at(source + n * inner * 8, inner)
+        for i in range(inner):
+            y[i] += x[i]
+
+
 @compiled()
 def _rows(
     worker: int, piece: int, x: int, y: int, totals: int, outer: int, N: int, inner: int, code: int, together: int
 ) -> None:
     for row in range(piece * together, min(outer, (piece + 1) * together)):
-        if code >= _ARG_MAX:
+        if code == _DOUBLES:
+            sum_doubles(x + row * N * inner * 8, y + row * inner * 8, N, inner)
+        elif code >= _ARG_MAX:
             find_places(x + row * N * inner * 4, y + row * inner * 8, N, inner, code)
         elif inner == 1:
             reduce_row(x + row * N * 4, y + row * 4, N, code)
@@ -155,17 +172,18 @@ class Reduce:
         if job.is_training or not isinstance(layer, _KINDS):
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
-        if x.dtype != "float32":
+        adds_doubles = x.dtype == "float64" and isinstance(layer, GlobalSum)
+        if x.dtype != "float32" and not adds_doubles:
             yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
             return
-        code, told = _KINDS.index(type(layer)), layer.attributes()
+        code, told = _DOUBLES if adds_doubles else _KINDS.index(type(layer)), layer.attributes()
         axes = sorted(axis % len(x.shape) for axis in told.get("axes", (told.get("axis"),)))
         facts = _facts(code + _LAST if told.get("last") else code, x.row_shape, axes)
         cached = x.row_bytes // 2 + (x.row_bytes if facts.order else 0)
         yield Claim(
             self.name, f"{self.name}<{layer.kind}>", (node.name,),
             CorePrice(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=cached), "one layer by itself",
-            order="in four sums or one, by N alone" if _MIN < facts.code < _ARG_MAX else "", facts=facts,
+            order="in four sums or one, by N alone" if code in _SUMS else "", facts=facts,
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:

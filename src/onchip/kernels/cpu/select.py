@@ -1,7 +1,8 @@
 """select: Slice, Gather, Pad, Tile and NearestResize: numbers of rows, chosen axis by axis.
 
 Idea      A line of y, all that lies along its last axis, is some stretches of a line of x, or of what stands for none.
-          They are found once; then every line is as many copies. Where stretches are short, number by number.
+          They are found once; then every line is as many copies. Where stretches are short, number by number. Where a
+          line is one stretch, as in Slices, lines are copied without a look at the table.
 Floor     Memory: what is chosen of x in, y out.
 """
 
@@ -32,7 +33,7 @@ _SHORT = 16  # numbers of a stretch, on average
 
 # What `_run` is told of a layer once: addresses, then numbers. A word is four bytes, or one.
 _FIRST, _SECOND, _STRETCHES, _EACH, _FILL, _N1, _N2, _PARTS, _SINGLES, _FILLS, _ROW_LINES, _X_ROW, _WIDTH = range(13)
-_IS_BYTES, _WORDS = 13, 14
+_IS_BYTES, _IS_COPY, _WORDS = 13, 14, 15
 
 
 @compiled()
@@ -53,8 +54,27 @@ def _line(made: Array, given: Array, fill: Array, layer: Array) -> None:
                 to[n] = stretch[n]
 
 
+@linked(*(types.int64,) * 5)
+def copy_stretches(x: int, y: int, begin: int, end: int, facts: int) -> None:
+    """Lines of y, begin to end - 1, where each is one stretch of a line of x."""
+    layer = ints_at(facts, _WORDS)
+    n1, n2, width, x_row = layer[_N1], layer[_N2], layer[_WIDTH], layer[_X_ROW]
+    first, second, source = ints_at(layer[_FIRST], n1), ints_at(layer[_SECOND], n2), ints_at(layer[_STRETCHES], 3)[1]
+    row, i, j = begin // (n1 * n2), begin // n2 % n1, begin % n2
+    for line in range(begin, end):
+        at = x + (row * x_row + first[i] + second[j] + source) * 4
+        made, given = floats_at(y + line * width * 4, width), floats_at(at, width)
+        for n in range(width):
+            made[n] = given[n]
+        j += 1
+        if j == n2:
+            i, j = i + 1, 0
+        if i == n1:
+            row, i = row + 1, 0
+
+
 @compiled()
-def _lines(worker: int, piece: int, x: int, y: int, lines: int, together: int, layer: Array) -> None:
+def _lines(worker: int, piece: int, x: int, y: int, lines: int, together: int, facts: int) -> None:
     """Some lines of y, of `width` words each.
 
     first, second  where lines of y come from, along two axes; -1: nowhere
@@ -62,8 +82,12 @@ def _lines(worker: int, piece: int, x: int, y: int, lines: int, together: int, l
     each           where each word of a line comes from, or -1; none: copy the stretches
     fill           the words of a number
     """
+    layer = ints_at(facts, _WORDS)
     n1, n2, width = layer[_N1], layer[_N2], layer[_WIDTH]
     first, second, fills = ints_at(layer[_FIRST], n1), ints_at(layer[_SECOND], n2), layer[_FILLS]
+    if layer[_IS_COPY]:
+        copy_stretches(x, y, piece * together, min(lines, (piece + 1) * together), facts)
+        return
     for line in range(piece * together, min(lines, (piece + 1) * together)):
         a, b = first[line // n2 % n1], second[line % n2]
         begin, is_none = line // (n1 * n2) * layer[_X_ROW] + a + b, a < 0 or b < 0
@@ -92,7 +116,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
         return
     together = max(1, _TASK_NUMBERS // width)
     threads = max(1, min(threads, lines * width // _TASK_NUMBERS))
-    run_pieces(_lines, (x, y, lines, together, layer), (lines + together - 1) // together, threads)
+    run_pieces(_lines, (x, y, lines, together, facts), (lines + together - 1) // together, threads)
 
 
 def stretches_of(places: Array, run: int) -> Array:
@@ -142,14 +166,15 @@ class Select:
         run = made.run * each_word
         stretches, width = stretches_of(third, run), len(third) * run
         each = np.empty(0, np.int64)
-        if width < _SHORT * len(stretches):
+        is_copy = word == 4 and len(stretches) == 1 and all((places >= 0).all() for places in made.places)
+        if width < _SHORT * len(stretches) and not is_copy:
             numbers = third[:, None] + np.arange(run)
             stretches, each = stretches[:0], np.where(third[:, None] < 0, -1, numbers).reshape(-1)
         fill = np.array([facts.layer.fill]).astype(numpy_dtype(facts.dtype))
         kept = tuple(map(np.ascontiguousarray, (first, second, stretches, each, fill)))
         counts = len(first), len(second), len(stretches), len(each), each_word
         row_lines = made.outer * len(first) * len(second)
-        told = words(*kept, *counts, row_lines, made.x_row * each_word, width, int(word == 1))
+        told = words(*kept, *counts, row_lines, made.x_row * each_word, width, int(word == 1), int(is_copy))
         return CompiledLaunch(address_of(_run), lambda threads: (address(told), (told, kept)))
 
 

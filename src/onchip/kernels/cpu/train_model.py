@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onchip.kernels.cpu.jit import compiled, int_at, ints_at, pointer, prefetch
-from onchip.kernels.cpu.late_numba import carray
+from onchip.kernels.cpu import emit
+from onchip.kernels.cpu.jit import address, build_array, compiled, int_at, ints_at, prefetch
+from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.spec.recipe import Array
 
 CROSS_ENTROPY, HALF_SSE, MSE = range(3)
@@ -49,15 +50,9 @@ class Block(NamedTuple):
 
 
 class Crew(NamedTuple):
-    """What the workers on blocks of a large batch have: a Block's arrays for each of them, gradients for each block."""
+    """What the workers on blocks of a large batch have."""
 
-    x: Array  # (workers, ...), as the six below
-    acts: Array
-    dzs: Array
-    losses: Array
-    hits: Array
-    zeros: Array
-    bias: Array
+    blocks: Array  # (workers, BLOCK_WORDS) int64: places_of(the Block of each)
     gw: Array  # (blocks at a time, len(w)): gradients of each block
     gb: Array
     loss: Array  # (blocks at a time or more,): sums of its losses and hits
@@ -104,6 +99,9 @@ def fetch(where: int, size: int) -> None:
 # -- from Python to compiled code, which is told addresses -------------------------------------------------
 
 _PLACE_WORDS = 3  # of an array: where it lies, its length, numbers in each of its rows
+BLOCK_WORDS = _PLACE_WORDS * len(Block._fields)
+_BIAS = Block._fields.index("bias")
+_GW, _GB = Model._fields.index("gw"), Model._fields.index("gb")
 
 
 def places_of(arrays: Iterable[Array]) -> Array:
@@ -111,45 +109,76 @@ def places_of(arrays: Iterable[Array]) -> Array:
     return np.array([(each.ctypes.data, len(each), each.size // max(1, len(each))) for each in arrays], np.int64)
 
 
-@compiled(inline=True)
-def _flat(places: int, i: int, dtype: Any) -> Any:
-    at = places + i * _PLACE_WORDS * 8
-    return carray(pointer(int_at(at)), (int_at(at + 8),), dtype)
+# Of the fields that are not float32, their numbers; "[]" behind it: in rows.
+_NUMBERS: dict[type[Any], dict[str, str]] = {
+    Model: {"table": "int64[]", "tasks": "int64[]", "squares": "float64"},
+    Block: {"losses": "float64", "hits": "int64"},
+    Crew: {"blocks": "int64[]", "gw": "float32[]", "gb": "float32[]", "loss": "float64", "hit": "int64"},
+}
+
+
+def _type_of(kind: type[Any], field: str) -> Any:
+    number, rows, _ = _NUMBERS[kind].get(field, "float32").partition("[]")
+    return types.Array(getattr(types, number), 2 if rows else 1, "C")
+
+
+def _build(context: Any, builder: Any, places: Any, kind: type[Any], field: str) -> Any:
+    """In LLVM: an array of a Model, Block or Crew."""
+    made, first = _type_of(kind, field), kind._fields.index(field) * _PLACE_WORDS
+    words = (builder.add(places, emit.INT(8 * (first + i))) for i in range(1 + made.ndim))
+    where, *shape = (emit.load(builder, word, emit.INT) for word in words)
+    return build_array(context, builder, made, where, shape)
+
+
+def _tuple_at(kind: type[Any]) -> Any:
+    """A function for compiled code: the Model, Block or Crew whose places lie at an address."""
+
+    @intrinsic
+    def arrays(typing_context: Any, places: Any) -> Any:
+        made = types.BaseTuple.from_types([_type_of(kind, field) for field in kind._fields], kind)
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            built = [_build(context, builder, args[0], kind, field) for field in kind._fields]
+            return context.make_tuple(builder, made, built)
+
+        return made(types.int64), codegen
+
+    return arrays
+
+
+def _array_at(kind: type[Any], field: str) -> Any:
+    """The same of one of its arrays: some need little, and the rest is not put together for them."""
+
+    @intrinsic
+    def array(typing_context: Any, places: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return _build(context, builder, args[0], kind, field)
+
+        return _type_of(kind, field)(types.int64), codegen
+
+    return array
+
+
+model_at, block_at, crew_at = _tuple_at(Model), _tuple_at(Block), _tuple_at(Crew)
+table_at, tasks_at = _array_at(Model, "table"), _array_at(Model, "tasks")
 
 
 @compiled(inline=True)
-def _rows(places: int, i: int, dtype: Any) -> Any:
-    at = places + i * _PLACE_WORDS * 8
-    return carray(pointer(int_at(at)), (int_at(at + 8), int_at(at + 16)), dtype)
+def block_of(crew: Crew, worker: int) -> int:
+    """The places of a worker's Block."""
+    return address(crew.blocks) + worker * BLOCK_WORDS * 8
 
 
 @compiled(inline=True)
-def model_at(places: int) -> Model:
-    return Model(
-        _rows(places, 0, np.int64), _rows(places, 1, np.int64), _flat(places, 2, np.float32),
-        _flat(places, 3, np.float32), _flat(places, 4, np.float32), _flat(places, 5, np.float32),
-        _flat(places, 6, np.float32), _flat(places, 7, np.float32), _flat(places, 8, np.float32),
-        _flat(places, 9, np.float32), _flat(places, 10, np.float32), _flat(places, 11, np.float64),
-    )  # fmt: skip
+def bias_gradients(block: int) -> int:
+    """The address of a Block's `bias`."""
+    return int_at(block + _BIAS * _PLACE_WORDS * 8)  # type: ignore[no-any-return]
 
 
 @compiled(inline=True)
-def block_at(places: int) -> Block:
-    return Block(
-        _flat(places, 0, np.float32), _flat(places, 1, np.float32), _flat(places, 2, np.float32),
-        _flat(places, 3, np.float64), _flat(places, 4, np.int64), _flat(places, 5, np.float32),
-        _flat(places, 6, np.float32),
-    )  # fmt: skip
-
-
-@compiled(inline=True)
-def crew_at(places: int) -> Crew:
-    return Crew(
-        _rows(places, 0, np.float32), _rows(places, 1, np.float32), _rows(places, 2, np.float32),
-        _rows(places, 3, np.float64), _rows(places, 4, np.int64), _rows(places, 5, np.float32),
-        _rows(places, 6, np.float32), _rows(places, 7, np.float32), _rows(places, 8, np.float32),
-        _flat(places, 9, np.float64), _flat(places, 10, np.int64),
-    )  # fmt: skip
+def batch_gradients(model: int) -> tuple[int, int]:
+    """The addresses of gw and gb."""
+    return int_at(model + _GW * _PLACE_WORDS * 8), int_at(model + _GB * _PLACE_WORDS * 8)
 
 
 def data_words(x: Array, targets: Array, weights: Array | None, smoothing: float, order: Array) -> Array:

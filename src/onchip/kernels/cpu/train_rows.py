@@ -18,10 +18,12 @@ from onchip.kernels.cpu.train_model import (
     COL_WT,
     CROSS_ENTROPY,
     HALF_SSE,
-    Block,
     Data,
-    Model,
+    block_at,
+    data_at,
     fetch,
+    model_at,
+    table_at,
 )  # fmt: skip
 from onchip.kernels.pointwise import LEAKY, RELU, SIGMOID, TANH
 from onchip.spec.recipe import Array
@@ -102,8 +104,9 @@ def _through_activation(dz: Array, a: Array, begin: int, count: int, N: int, str
 
 
 @compiled()
-def where_rows_lie(block: Block, data: Data, D_in: int, begin: int, count: int) -> int:
+def where_rows_lie(model: int, block_places: int, words: int, begin: int, count: int) -> int:
     """The address of the block's rows: where x has them, if they follow each other there, else block.x."""
+    block, data, D_in = block_at(block_places), data_at(words), table_at(model)[0, COL_K]
     first = data.order[begin]
     for r in range(1, count):
         if data.order[begin + r] != first + r:
@@ -136,9 +139,10 @@ def _first_layer(
             n += width
 
 
-@compiled()
-def forward(model: Model, block: Block, data: Data, begin: int, x: int, first: int, count: int) -> None:
+@linked(*(types.int64,) * 7)
+def forward(model_places: int, block_places: int, words: int, begin: int, x: int, first: int, count: int) -> None:
     """Rows first..first+count of the block that starts at order[begin] through all layers; x: see where_rows_lie."""
+    model, block, data = model_at(model_places), block_at(block_places), data_at(words)
     table = model.table
     K0 = table[0, COL_K]
     if x == address(block.x):
@@ -163,21 +167,23 @@ def forward(model: Model, block: Block, data: Data, begin: int, x: int, first: i
         src, src_row = dst, width * 4
 
 
-@compiled()
-def judge(model: Model, block: Block, data: Data, begin: int, first: int, count: int, loss_code: int) -> None:
+@linked(*(types.int64,) * 7)
+def judge(model: int, block_places: int, words: int, begin: int, first: int, count: int, loss_code: int) -> None:
     """The losses, hits and output gradients of rows that went through forward."""
-    last = len(model.table) - 1
-    N = model.table[last, COL_N]
+    table, block, data = table_at(model), block_at(block_places), data_at(words)
+    last = len(table) - 1
+    N = table[last, COL_N]
     width = padded_width(N)
     for r in range(first, first + count):
-        at = model.table[last, COL_ACT] + r * width
+        at = table[last, COL_ACT] + r * width
         row = data.order[begin + r]
         block.losses[r], block.hits[r] = _loss_row(block.acts, block.dzs, at, N, width, loss_code, data, row)
 
 
-@compiled()
-def backward(model: Model, block: Block, first: int, count: int) -> None:
+@linked(*(types.int64,) * 4)
+def backward(model_places: int, block_places: int, first: int, count: int) -> None:
     """From the output gradients of some rows to every layer's dz."""
+    model, block = model_at(model_places), block_at(block_places)
     table = model.table
     for layer in range(len(table) - 1, -1, -1):
         N = table[layer, COL_N]

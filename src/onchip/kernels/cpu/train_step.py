@@ -3,13 +3,13 @@
 A batch goes through in blocks of BLOCK rows. The gradient of a block is a sum over its rows in order, that of the batch
 the sum over its blocks in order: whoever does which block, or which piece of the weights, the bits are the same.
 
-Python calls them with ints, so that they are kept as machine code:
+All are called with ints, so that they are kept as machine code, and what they call is compiled once:
 
-*_places   the address of places_of(a Model, Block or Crew)
-words      the address of data_words
-rules      the address of (steps, RULE_FLOATS) float32: of each step, for this kind of optimiser
-losses_at  the address of a float64 a step: the sum of the rows' losses
-hits_at    the address of an int64 a step: how many rows hit their class
+model, block, crew  the address of places_of(a Model, Block or Crew)
+words               the address of data_words
+rules               the address of (steps, RULE_FLOATS) float32: of each step, for this kind of optimiser
+losses_at           the address of a float64 a step: the sum of the rows' losses
+hits_at             the address of an int64 a step: how many rows hit their class
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from onchip.kernels.cpu.jit import address, compiled, doubles_at, entry, floats_
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.cpu.tile import ROWS_WIDE
 from onchip.kernels.cpu.train_model import (
-    COL_K,
-    Block,
-    Crew,
-    Data,
-    Model,
     Rule,
+    batch_gradients,
+    bias_gradients,
     block_at,
+    block_of,
     crew_at,
     data_at,
-    model_at,
     rule_of,
+    tasks_at,
 )
 from onchip.kernels.cpu.train_rows import backward, forward, judge, where_rows_lie
 from onchip.kernels.cpu.train_weights import (
@@ -50,33 +48,46 @@ PART_ROWS = 64  # rows that go forward and back at a time, at most
 
 
 @compiled()
-def _sum_up(block: Block, count: int) -> tuple[float, int]:
+def _sum_up(block_places: int, count: int) -> tuple[float, int]:
     """The losses and the hits of a block's rows."""
-    loss, hits = 0.0, 0
+    block, loss, hits = block_at(block_places), 0.0, 0
     for r in range(count):
         loss += block.losses[r]
         hits += block.hits[r]
     return loss, hits
 
 
+@compiled(inline=True)
+def _rule_at(rules: int, step: int, kind: int) -> Rule:
+    return rule_of(kind, floats_at(rules + step * RULE_FLOATS * 4, RULE_FLOATS))
+
+
+@compiled()
+def _update_by_batch(model: int, task: int, rule: Rule) -> None:
+    """Move a piece of the weights by the gradients of the batch, where these are in memory."""
+    gw, gb = batch_gradients(model)
+    update_task(model, task, gw + place_of_task(model, task)[0] * 4, gb, rule)
+
+
 # -- gradients that are clipped: their norm is known when all of them are there -------------------------------
 
 
 @compiled()
-def _square_piece(worker: int, task: int, model: Model) -> None:
+def _square_piece(worker: int, task: int, model: int) -> None:
     square_task(model, task)
 
 
 @compiled()
-def _update_piece(worker: int, task: int, model: Model, rule: Rule) -> None:
-    update_task(model, task, model.gw, place_of_task(model, task)[0], model.gb, rule)
+def _update_piece(worker: int, task: int, model: int, rule: Rule) -> None:
+    _update_by_batch(model, task, rule)
 
 
 @compiled()
-def _update_clipped(model: Model, rule: Rule, threads: int) -> None:
-    """Move all weights by the batch's gradient, model.gw, clipped."""
-    run_pieces(_square_piece, (model,), len(model.tasks), threads)
-    run_pieces(_update_piece, (model, clipped(model, rule)), len(model.tasks), threads)
+def _update_clipped(model: int, rule: Rule, threads: int) -> None:
+    """Move all weights by the batch's gradient, clipped."""
+    tasks = len(tasks_at(model))
+    run_pieces(_square_piece, (model,), tasks, threads)
+    run_pieces(_update_piece, (model, clipped(model, rule)), tasks, threads)
 
 
 # -- threads that share the rows of a block, then the pieces of the weights -----------------------------------
@@ -90,66 +101,60 @@ def _part_rows(count: int, threads: int) -> int:
 
 @compiled()
 def _rows_piece(
-    worker: int, piece: int, model: Model, block: Block, data: Data, begin: int, x: int, count: int, part: int,
+    worker: int, piece: int, model: int, block: int, words: int, begin: int, x: int, count: int, part: int,
     loss_code: int,
 ) -> None:  # fmt: skip
     """Take `part` of the block's rows forward and back."""
     first = piece * part
     rows = min(part, count - first)
-    forward(model, block, data, begin, x, first, rows)
-    judge(model, block, data, begin, first, rows, loss_code)
+    forward(model, block, words, begin, x, first, rows)
+    judge(model, block, words, begin, first, rows, loss_code)
     backward(model, block, first, rows)
 
 
 @compiled()
 def _weights_piece(
-    worker: int, task: int, model: Model, block: Block, x: int, tiles: int, rows: int, is_first: bool, is_last: bool,
+    worker: int, task: int, model: int, block: int, x: int, tiles: int, rows: int, is_first: bool, is_last: bool,
     rule: Rule,
 ) -> None:  # fmt: skip
     """The gradients of a piece of the weights; of the batch's last block, update it.
 
     tiles  the address of a row a worker, for the gradients of a piece; those of a batch of one block need no other
     """
-    tile = floats_at(tiles + worker * TASK_FLOATS * 4, TASK_FLOATS)
-    gradient_of_task(model, block, x, task, rows, address(tile), block.bias, True)
+    tile, gb = tiles + worker * TASK_FLOATS * 4, bias_gradients(block)
+    gradient_of_task(model, block, x, task, rows, tile, gb, True)
     if is_first and is_last:
-        update_task(model, task, tile, 0, block.bias, rule)
+        update_task(model, task, tile, gb, rule)
         return
-    add_block(model, task, tile, 0, block.bias, is_first)
+    add_block(model, task, tile, gb, is_first)
     if is_last:
-        update_task(model, task, model.gw, place_of_task(model, task)[0], model.gb, rule)
-
-
-@compiled(inline=True)
-def _rule_at(rules: int, step: int, kind: int) -> Rule:
-    return rule_of(kind, floats_at(rules + step * RULE_FLOATS * 4, RULE_FLOATS))
+        _update_by_batch(model, task, rule)
 
 
 @entry
 def run_steps(
-    model_places: int, block_places: int, words: int, batch: int, loss_code: int, kind: int, rules: int, steps: int,
-    losses_at: int, hits_at: int, tiles: int, threads: int,
+    model: int, block: int, words: int, batch: int, loss_code: int, kind: int, rules: int, steps: int, losses_at: int,
+    hits_at: int, tiles: int, threads: int,
 ) -> int:  # fmt: skip
     """One step a batch of data.order; the last batch may be short.
 
     tiles  the address of (threads, TASK_FLOATS): a thread's piece of gradients
     """
-    model, block, data = model_at(model_places), block_at(block_places), data_at(words)
     losses, hits = doubles_at(losses_at, steps), ints_at(hits_at, steps)
-    D_in = model.table[0, COL_K]
+    tasks, all_rows = len(tasks_at(model)), len(data_at(words).order)
     for step in range(steps):
         begin = step * batch
-        size = min(batch, len(data.order) - begin)
+        size = min(batch, all_rows - begin)
         rule = _rule_at(rules, step, kind)
         for start in range(0, size, BLOCK):
             count = min(BLOCK, size - start)
             part = _part_rows(count, threads)
-            x = where_rows_lie(block, data, D_in, begin + start, count)
-            rows = (model, block, data, begin + start, x, count, part, loss_code)
+            x = where_rows_lie(model, block, words, begin + start, count)
+            rows = (model, block, words, begin + start, x, count, part, loss_code)
             run_pieces(_rows_piece, rows, (count + part - 1) // part, threads)
             updates = start + BLOCK >= size and rule.clip == 0
             weights = (model, block, x, tiles, count, start == 0, updates, rule)
-            run_pieces(_weights_piece, weights, len(model.tasks), threads)
+            run_pieces(_weights_piece, weights, tasks, threads)
             loss, hit = _sum_up(block, count)
             losses[step] += loss
             hits[step] += hit
@@ -162,86 +167,76 @@ def run_steps(
 
 
 @compiled()
-def _block_of(crew: Crew, worker: int) -> Block:
-    return Block(
-        crew.x[worker], crew.acts[worker], crew.dzs[worker], crew.losses[worker], crew.hits[worker], crew.zeros[worker],
-        crew.bias[worker],
-    )  # fmt: skip
-
-
-@compiled()
-def _there_and_back(model: Model, block: Block, data: Data, begin: int, rows: int, loss_code: int) -> int:
+def _there_and_back(model: int, block: int, words: int, begin: int, rows: int, loss_code: int) -> int:
     """Rows from order[begin] on, forward and back on one thread; where they lie."""
-    x = where_rows_lie(block, data, model.table[0, COL_K], begin, rows)
+    x = where_rows_lie(model, block, words, begin, rows)
     for first in range(0, rows, PART_ROWS):
         some = min(PART_ROWS, rows - first)
-        forward(model, block, data, begin, x, first, some)
-        judge(model, block, data, begin, first, some, loss_code)
+        forward(model, block, words, begin, x, first, some)
+        judge(model, block, words, begin, first, some, loss_code)
         backward(model, block, first, some)
     return x
 
 
 @compiled()
-def _whole_block(
-    model: Model, crew: Crew, worker: int, data: Data, begin: int, count: int, number: int, loss_code: int
+def _block_piece(
+    worker: int, number: int, model: int, crew_places: int, words: int, begin: int, size: int, loss_code: int
 ) -> None:
-    """Everything of one block but the update, CREW_ROWS rows at a time: gradients, loss and hits to its number."""
-    block, gw, gb = _block_of(crew, worker), crew.gw[number], crew.gb[number]
+    """Everything of one block but the update, CREW_ROWS rows at a time: gradients, loss and hits to its number.
+
+    The blocks begin at order[begin]; the last ends with the batch.
+    """
+    crew, first = crew_at(crew_places), begin + number * BLOCK
+    count, block = min(BLOCK, size - number * BLOCK), block_of(crew, worker)
+    gw, gb = address(crew.gw[number]), address(crew.gb[number])
     crew.loss[number], crew.hit[number] = 0.0, 0
     for start in range(0, count, CREW_ROWS):
-        rows, at = min(CREW_ROWS, count - start), begin + start
-        x = _there_and_back(model, block, data, at, rows, loss_code)
-        for task in range(len(model.tasks)):
-            out = address(gw) + place_of_task(model, task)[0] * 4
+        rows = min(CREW_ROWS, count - start)
+        x = _there_and_back(model, block, words, first + start, rows, loss_code)
+        for task in range(len(tasks_at(model))):
+            out = gw + place_of_task(model, task)[0] * 4
             gradient_of_task(model, block, x, task, rows, out, gb, start == 0)
+        done = block_at(block)
         for r in range(rows):  # one sum over the block, as in _sum_up
-            crew.loss[number] += block.losses[r]
-            crew.hit[number] += block.hits[r]
-
-
-@compiled()
-def _block_piece(
-    worker: int, number: int, model: Model, crew: Crew, data: Data, begin: int, size: int, loss_code: int
-) -> None:
-    """One of the blocks that begin at order[begin]; the last ends with the batch."""
-    start = number * BLOCK
-    _whole_block(model, crew, worker, data, begin + start, min(BLOCK, size - start), number, loss_code)
+            crew.loss[number] += done.losses[r]
+            crew.hit[number] += done.hits[r]
 
 
 @compiled()
 def _reduce_piece(
-    worker: int, task: int, model: Model, crew: Crew, blocks: int, is_first: bool, is_last: bool, rule: Rule
+    worker: int, task: int, model: int, crew_places: int, blocks: int, is_first: bool, is_last: bool, rule: Rule
 ) -> None:
     """Add up the gradients of some blocks by a piece of the weights; those of the last ones are the batch's."""
-    at = place_of_task(model, task)[0]
+    crew, at = crew_at(crew_places), place_of_task(model, task)[0] * 4
     if is_first and is_last and blocks == 1:
-        update_task(model, task, crew.gw[0], at, crew.gb[0], rule)
+        update_task(model, task, address(crew.gw) + at, address(crew.gb), rule)
         return
     for number in range(blocks):
-        add_block(model, task, crew.gw[number], at, crew.gb[number], is_first and number == 0)
+        gw, gb = address(crew.gw[number]), address(crew.gb[number])
+        add_block(model, task, gw + at, gb, is_first and number == 0)
     if is_last:
-        update_task(model, task, model.gw, at, model.gb, rule)
+        _update_by_batch(model, task, rule)
 
 
 @entry
 def run_large_steps(
-    model_places: int, crew_places: int, words: int, batch: int, loss_code: int, kind: int, rules: int, steps: int,
+    model: int, crew_places: int, words: int, batch: int, loss_code: int, kind: int, rules: int, steps: int,
     losses_at: int, hits_at: int, threads: int,
 ) -> int:  # fmt: skip
     """run_steps for batches of many blocks, with the same bits: threads wait for each other once for many of them."""
-    model, crew, data = model_at(model_places), crew_at(crew_places), data_at(words)
     losses, hits = doubles_at(losses_at, steps), ints_at(hits_at, steps)
+    crew, tasks, all_rows = crew_at(crew_places), len(tasks_at(model)), len(data_at(words).order)
     some = len(crew.gw) * BLOCK
     for step in range(steps):
         begin = step * batch
-        size = min(batch, len(data.order) - begin)
+        size = min(batch, all_rows - begin)
         rule = _rule_at(rules, step, kind)
         for start in range(0, size, some):
             blocks = (min(some, size - start) + BLOCK - 1) // BLOCK
-            rows = (model, crew, data, begin + start, size - start, loss_code)
+            rows = (model, crew_places, words, begin + start, size - start, loss_code)
             run_pieces(_block_piece, rows, blocks, threads)
-            weights = (model, crew, blocks, start == 0, start + some >= size and rule.clip == 0, rule)
-            run_pieces(_reduce_piece, weights, len(model.tasks), threads)
+            weights = (model, crew_places, blocks, start == 0, start + some >= size and rule.clip == 0, rule)
+            run_pieces(_reduce_piece, weights, tasks, threads)
             for number in range(blocks):
                 losses[step] += crew.loss[number]
                 hits[step] += crew.hit[number]
@@ -255,31 +250,28 @@ def run_large_steps(
 
 @compiled()
 def _own_block_piece(
-    worker: int, piece: int, model: Model, crew: Crew, data: Data, begin: int, size: int, loss_code: int, first: int
+    worker: int, piece: int, model: int, crew: int, words: int, begin: int, size: int, loss_code: int, first: int
 ) -> None:
-    _block_piece(worker, first + piece, model, crew, data, begin, size, loss_code)
+    _block_piece(worker, first + piece, model, crew, words, begin, size, loss_code)
 
 
 @entry
 def run_own_blocks(
-    model_places: int, crew_places: int, words: int, begin: int, size: int, loss_code: int, first: int, count: int,
-    threads: int,
-) -> int:  # fmt: skip
+    model: int, crew: int, words: int, begin: int, size: int, loss_code: int, first: int, count: int, threads: int
+) -> int:
     """`count` of the blocks that begin at order[begin], from number `first` on: everything but the update."""
-    model, crew, data = model_at(model_places), crew_at(crew_places), data_at(words)
-    run_pieces(_own_block_piece, (model, crew, data, begin, size, loss_code, first), count, threads)
+    run_pieces(_own_block_piece, (model, crew, words, begin, size, loss_code, first), count, threads)
     return 0
 
 
 @entry
 def finish_blocks(
-    model_places: int, crew_places: int, blocks: int, is_first: int, is_last: int, kind: int, rules: int, step: int,
-    threads: int,
-) -> int:  # fmt: skip
+    model: int, crew: int, blocks: int, is_first: int, is_last: int, kind: int, rules: int, step: int, threads: int
+) -> int:
     """Add up the gradients of blocks, whoever made them, and with the last ones of a batch update the weights."""
-    model, crew, rule = model_at(model_places), crew_at(crew_places), _rule_at(rules, step, kind)
+    rule = _rule_at(rules, step, kind)
     weights = (model, crew, blocks, is_first != 0, is_last != 0 and rule.clip == 0, rule)
-    run_pieces(_reduce_piece, weights, len(model.tasks), threads)
+    run_pieces(_reduce_piece, weights, len(tasks_at(model)), threads)
     if is_last != 0 and rule.clip > 0:
         _update_clipped(model, rule, threads)
     return 0
@@ -287,40 +279,40 @@ def finish_blocks(
 
 @entry
 def run_steps_alone(
-    model_places: int, crew_places: int, words: int, batch: int, loss_code: int, kind: int, rules: int, steps: int,
+    model: int, crew_places: int, words: int, batch: int, loss_code: int, kind: int, rules: int, steps: int,
     losses_at: int, hits_at: int,
 ) -> int:  # fmt: skip
     """The same on the calling thread, with the same bits: many of them may run side by side."""
-    model, crew, data = model_at(model_places), crew_at(crew_places), data_at(words)
     losses, hits = doubles_at(losses_at, steps), ints_at(hits_at, steps)
-    some = len(crew.gw) * BLOCK
+    crew, tasks, all_rows = crew_at(crew_places), len(tasks_at(model)), len(data_at(words).order)
+    some, block, tile = len(crew.gw) * BLOCK, block_of(crew, 0), address(crew.gw)
     for step in range(steps):
         begin = step * batch
-        size = min(batch, len(data.order) - begin)
+        size = min(batch, all_rows - begin)
         rule = _rule_at(rules, step, kind)
         if size <= CREW_ROWS and rule.clip == 0:  # every piece of the gradients is used up at once
-            block, tile = _block_of(crew, 0), crew.gw[0]
-            x = _there_and_back(model, block, data, begin, size, loss_code)
-            for task in range(len(model.tasks)):
-                gradient_of_task(model, block, x, task, size, address(tile), block.bias, True)
-                update_task(model, task, tile, 0, block.bias, rule)
+            x, gb = _there_and_back(model, block, words, begin, size, loss_code), bias_gradients(block)
+            for task in range(tasks):
+                gradient_of_task(model, block, x, task, size, tile, gb, True)
+                update_task(model, task, tile, gb, rule)
             losses[step], hits[step] = _sum_up(block, size)
             continue
         for start in range(0, size, some):
             blocks = (min(some, size - start) + BLOCK - 1) // BLOCK
             for number in range(blocks):
-                _block_piece(0, number, model, crew, data, begin + start, size - start, loss_code)
-            for task in range(len(model.tasks)):
-                _reduce_piece(0, task, model, crew, blocks, start == 0, start + some >= size and rule.clip == 0, rule)
+                _block_piece(0, number, model, crew_places, words, begin + start, size - start, loss_code)
+            is_last = start + some >= size and rule.clip == 0
+            for task in range(tasks):
+                _reduce_piece(0, task, model, crew_places, blocks, start == 0, is_last, rule)
             for number in range(blocks):
                 losses[step] += crew.loss[number]
                 hits[step] += crew.hit[number]
         if rule.clip > 0:
-            for task in range(len(model.tasks)):
+            for task in range(tasks):
                 square_task(model, task)
             rule = clipped(model, rule)
-            for task in range(len(model.tasks)):
-                _update_piece(0, task, model, rule)
+            for task in range(tasks):
+                _update_by_batch(model, task, rule)
     return 0
 
 
@@ -328,31 +320,33 @@ def run_steps_alone(
 
 
 @compiled()
-def _losses_piece(worker: int, number: int, model: Model, crew: Crew, data: Data, begin: int, loss_code: int) -> None:
+def _losses_piece(
+    worker: int, number: int, model: int, crew_places: int, words: int, begin: int, loss_code: int
+) -> None:
     """The losses and hits of one of the blocks that begin at order[begin]."""
-    block, start = _block_of(crew, worker), begin + number * BLOCK
-    end = min(start + BLOCK, len(data.order))
+    crew, start = crew_at(crew_places), begin + number * BLOCK
+    block, end = block_of(crew, worker), min(start + BLOCK, len(data_at(words).order))
     crew.loss[number], crew.hit[number] = 0.0, 0
     for at in range(start, end, PART_ROWS):
         rows = min(PART_ROWS, end - at)
-        forward(model, block, data, at, where_rows_lie(block, data, model.table[0, COL_K], at, rows), 0, rows)
-        judge(model, block, data, at, 0, rows, loss_code)
+        forward(model, block, words, at, where_rows_lie(model, block, words, at, rows), 0, rows)
+        judge(model, block, words, at, 0, rows, loss_code)
+        done = block_at(block)
         for r in range(rows):
-            crew.loss[number] += block.losses[r]
-            crew.hit[number] += block.hits[r]
+            crew.loss[number] += done.losses[r]
+            crew.hit[number] += done.hits[r]
 
 
 @entry
 def run_losses(
-    model_places: int, crew_places: int, words: int, loss_code: int, losses_at: int, hits_at: int, threads: int
+    model: int, crew_places: int, words: int, loss_code: int, losses_at: int, hits_at: int, threads: int
 ) -> int:
     """Sum of the losses and number of hits of all rows of data.order, to losses[0] and hits[0]; nothing changes."""
-    model, crew, data = model_at(model_places), crew_at(crew_places), data_at(words)
-    losses, hits = doubles_at(losses_at, 1), ints_at(hits_at, 1)
-    some = len(crew.loss) * BLOCK
-    for begin in range(0, len(data.order), some):
-        blocks = (min(some, len(data.order) - begin) + BLOCK - 1) // BLOCK
-        run_pieces(_losses_piece, (model, crew, data, begin, loss_code), blocks, threads)
+    crew, losses, hits = crew_at(crew_places), doubles_at(losses_at, 1), ints_at(hits_at, 1)
+    some, all_rows = len(crew.loss) * BLOCK, len(data_at(words).order)
+    for begin in range(0, all_rows, some):
+        blocks = (min(some, all_rows - begin) + BLOCK - 1) // BLOCK
+        run_pieces(_losses_piece, (model, crew_places, words, begin, loss_code), blocks, threads)
         for number in range(blocks):
             losses[0] += crew.loss[number]
             hits[0] += crew.hit[number]

@@ -6,7 +6,7 @@ import numpy as np
 
 from onchip.kernels.cpu.dense import next_panel, padded_width
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.jit import address, compiled, linked
+from onchip.kernels.cpu.jit import address, compiled, floats_at, linked
 from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, ROWS_WIDE, VECS_WIDE, multiply_tile
 from onchip.kernels.cpu.train_model import (
@@ -19,10 +19,13 @@ from onchip.kernels.cpu.train_model import (
     COL_WT,
     MOMENTUM,
     SGD,
-    Block,
-    Model,
     Rule,
+    batch_gradients,
+    block_at,
     fetch,
+    model_at,
+    table_at,
+    tasks_at,
 )  # fmt: skip
 from onchip.kernels.training import BETA1, BETA2, CLIP_EPS, EPS
 from onchip.spec.recipe import Array
@@ -81,16 +84,16 @@ def _gradients(
             k += 1
 
 
-@compiled()
+@linked(*(types.int64,) * 7, types.boolean)
 def gradient_of_task(
-    model: Model, block: Block, x: int, task: int, rows: int, out: int, gb: Array, first: bool
+    model: int, block_places: int, x: int, task: int, rows: int, out: int, gb: int, first: bool
 ) -> None:
-    """The gradient of one piece of the weights over a block's rows, to the address `out`, and of its biases to gb.
+    """The gradient of one piece of the weights over a block's rows, to the address `out`, and of its biases to gb's.
 
     first  of the rows that are summed; else they are added to what is there
     """
-    table = model.table
-    layer, n, k, k_last = model.tasks[task, 0], model.tasks[task, 1], model.tasks[task, 2], model.tasks[task, 3]
+    table, tasks, block = table_at(model), tasks_at(model), block_at(block_places)
+    layer, n, k, k_last = tasks[task, 0], tasks[task, 1], tasks[task, 2], tasks[task, 3]
     K, N_padded = table[layer, COL_K], padded_width(table[layer, COL_N])
     width = next_panel(N_padded - n)
     dz, dz_row = address(block.dzs) + (table[layer, COL_ACT] + n) * 4, N_padded * 4
@@ -99,8 +102,7 @@ def gradient_of_task(
         a, a_row = address(block.acts) + table[layer - 1, COL_ACT] * 4, padded_width(K) * 4
     _gradients(a + k * 4, a_row, dz, dz_row, rows, k_last - k, width, address(block.zeros), out, first)
     if k == 0 and table[layer, COL_HAS_BIAS]:
-        at = table[layer, COL_BIAS] + n
-        sums = gb[at : at + width]
+        sums = floats_at(gb + (table[layer, COL_BIAS] + n) * 4, width)
         if first:
             for j in range(width):
                 sums[j] = _ZERO
@@ -112,24 +114,31 @@ def gradient_of_task(
 
 
 @compiled()
-def place_of_task(model: Model, task: int) -> tuple[int, int]:
+def place_of_task(model: int, task: int) -> tuple[int, int]:
     """Where the piece begins in w, and how many numbers it has."""
-    layer, n, k, k_last = model.tasks[task, 0], model.tasks[task, 1], model.tasks[task, 2], model.tasks[task, 3]
-    K = model.table[layer, COL_K]
-    width = next_panel(padded_width(model.table[layer, COL_N]) - n)
-    return model.table[layer, COL_W] + n * K + k * width, (k_last - k) * width
+    table, tasks = table_at(model), tasks_at(model)
+    layer, n, k, k_last = tasks[task, 0], tasks[task, 1], tasks[task, 2], tasks[task, 3]
+    width = next_panel(padded_width(table[layer, COL_N]) - n)
+    return table[layer, COL_W] + n * table[layer, COL_K] + k * width, (k_last - k) * width
 
 
 @compiled()
-def add_block(model: Model, task: int, grads: Array, g_at: int, gb: Array, first: bool) -> None:
-    """Add a block's gradients of one piece, from grads[g_at] on, to those of the batch."""
+def biases_of_task(model: int, task: int) -> tuple[int, int]:
+    """The same of its biases; none of a piece that is not the first of its columns."""
+    table, tasks = table_at(model), tasks_at(model)
+    layer, n = tasks[task, 0], tasks[task, 1]
+    has_some = tasks[task, 2] == 0 and table[layer, COL_HAS_BIAS] != 0
+    return table[layer, COL_BIAS] + n, next_panel(padded_width(table[layer, COL_N]) - n) if has_some else 0
+
+
+@linked(*(types.int64,) * 4, types.boolean)
+def add_block(model: int, task: int, grads: int, gb: int, first: bool) -> None:
+    """Add a block's gradients of one piece, at `grads`, and of its biases, among those at gb, to those of the batch."""
+    batch_gw, batch_gb = batch_gradients(model)
     at, size = place_of_task(model, task)
-    _add(model.gw[at : at + size], grads[g_at : g_at + size], first)
-    layer, n = model.tasks[task, 0], model.tasks[task, 1]
-    if model.tasks[task, 2] == 0 and model.table[layer, COL_HAS_BIAS]:
-        begin = model.table[layer, COL_BIAS] + n
-        end = begin + next_panel(padded_width(model.table[layer, COL_N]) - n)
-        _add(model.gb[begin:end], gb[begin:end], first)
+    _add(floats_at(batch_gw + at * 4, size), floats_at(grads, size), first)
+    begin, count = biases_of_task(model, task)
+    _add(floats_at(batch_gb + begin * 4, count), floats_at(gb + begin * 4, count), first)
 
 
 @compiled()
@@ -142,15 +151,15 @@ def _add(total: Array, part: Array, first: bool) -> None:
             total[i] += part[i]
 
 
-@compiled()
-def square_task(model: Model, task: int) -> None:
+@linked(types.int64, types.int64)
+def square_task(model_places: int, task: int) -> None:
     """The sum of the squares of a piece's gradients of the batch, its biases' too, to model.squares."""
-    at, size = place_of_task(model, task)
+    model = model_at(model_places)
+    at, size = place_of_task(model_places, task)
     total = _sum_squares(model.gw[at : at + size])
-    layer, n = model.tasks[task, 0], model.tasks[task, 1]
-    if model.tasks[task, 2] == 0 and model.table[layer, COL_HAS_BIAS]:
-        begin = model.table[layer, COL_BIAS] + n
-        total += _sum_squares(model.gb[begin : begin + next_panel(padded_width(model.table[layer, COL_N]) - n)])
+    begin, count = biases_of_task(model_places, task)
+    if count > 0:
+        total += _sum_squares(model.gb[begin : begin + count])
     model.squares[task] = total
 
 
@@ -167,9 +176,9 @@ def _sum_squares(g: Array) -> float:
 
 
 @compiled()
-def clipped(model: Model, rule: Rule) -> Rule:
+def clipped(model_places: int, rule: Rule) -> Rule:
     """The rule by which the batch's gradient moves the weights, when square_task has seen every piece."""
-    total = 0.0
+    model, total = model_at(model_places), 0.0
     for task in range(len(model.tasks)):
         total += model.squares[task]
     norm = np.float64(rule.scale) * np.sqrt(total)
@@ -178,31 +187,42 @@ def clipped(model: Model, rule: Rule) -> Rule:
     return Rule(rule.kind, rule.lr, scale, rule.root, rule.keep, rule.decay, rule.clip)
 
 
-@compiled()
-def update_task(model: Model, task: int, grads: Array, g_at: int, gb: Array, rule: Rule) -> None:
-    """Move one piece of the weights, and its biases, by the gradients of the batch."""
+@compiled(inline=True)
+def update_task(model: int, task: int, grads: int, gb: int, rule: Rule) -> None:
+    """Move one piece of the weights, and its biases, by the gradients of the batch.
+
+    grads  where those of the piece begin; gb: those of all biases
+    """
+    _update_task(model, task, grads, gb, rule.kind, rule.lr, rule.scale, rule.root, rule.keep, rule.decay)
+
+
+@linked(*(types.int64,) * 5, *(types.float32,) * 5)
+def _update_task(
+    model_places: int, task: int, grads: int, gb: int, kind: int, lr: np.float32, scale: np.float32,
+    root: np.float32, keep: np.float32, decay: np.float32,
+) -> None:  # fmt: skip
+    model, rule = model_at(model_places), Rule(kind, lr, scale, root, keep, decay, _ZERO)
     layer, n, k, k_last = model.tasks[task, 0], model.tasks[task, 1], model.tasks[task, 2], model.tasks[task, 3]
     K, N = model.table[layer, COL_K], model.table[layer, COL_N]
-    at, size = place_of_task(model, task)
+    at, size = place_of_task(model_places, task)
     width = next_panel(padded_width(N) - n)
-    _update(model.w, model.vw, model.sw, at, grads, g_at, size, rule)
+    _update(model.w, model.vw, model.sw, at, floats_at(grads, size), size, rule)
     if layer > 0:
         _transpose(model.w, at, model.wt, model.table[layer, COL_WT], K, N, k, n, k_last - k, width)
-    if k == 0 and model.table[layer, COL_HAS_BIAS]:
-        begin = model.table[layer, COL_BIAS] + n
-        _update(model.bias, model.vb, model.sb, begin, gb, begin, width, rule)
+    begin, count = biases_of_task(model_places, task)
+    if count > 0:
+        _update(model.bias, model.vb, model.sb, begin, floats_at(gb + begin * 4, count), count, rule)
 
 
 @compiled()
-def _update(w: Array, v: Array, s: Array, at: int, g: Array, g_at: int, size: int, rule: Rule) -> None:
-    """Apply the rule to `size` numbers from w[at], v[at], s[at] and g[g_at] on.
+def _update(w: Array, v: Array, s: Array, at: int, grads: Array, size: int, rule: Rule) -> None:
+    """Apply the rule to `size` numbers from w[at], v[at], s[at] and grads[0] on.
 
     SGD       w -= lr g
     MOMENTUM  v = keep v + g; w -= lr v
     ADAM      v = BETA1 v + (1 - BETA1) g; s = BETA2 s + (1 - BETA2) g^2; w = keep w - lr v / (root sqrt(s) + EPS)
     """
-    weights, grads = w[at : at + size], g[g_at : g_at + size]
-    means, squares = v[at : at + size], s[at : at + size]
+    weights, means, squares = w[at : at + size], v[at : at + size], s[at : at + size]
     lr, keep, decay, scale, root = rule.lr, rule.keep, rule.decay, rule.scale, rule.root
     if rule.kind == SGD:
         for i in range(size):

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import weakref
 
 import pytest
 
@@ -177,3 +178,19 @@ def test_what_else_is_known_of_an_engine_is_in_its_row():
     ready = Ready(lambda: None, lambda: Verdict(0.0, 1.0), extra={"GPU MB": 12.5})
     (row,) = run_cases([Case("a", "b", "onchip", lambda: ready, work=1)], QUICK).rows
     assert row.extra == {"GPU MB": 12.5}
+
+
+def test_the_memory_of_a_job_is_free_for_the_next():
+    class Memory:
+        pass
+
+    held = []
+
+    def prepare():
+        assert [memory() for memory in held] == [None] * len(held)
+        memory = Memory()
+        held.append(weakref.ref(memory))
+        return Ready(lambda: memory, lambda: Verdict(0, 0))
+
+    cases = [dataclasses.replace(case("onchip", name=name), prepare=prepare) for name in ("10 rows", "20 rows")]
+    assert len(run_cases(cases, QUICK).rows) == len(held) == 2

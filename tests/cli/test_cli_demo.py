@@ -53,7 +53,7 @@ def test_without_matplotlib_it_says_how_to_get_it(cli, tmp_path, monkeypatch):
     [
         (["--out", "/dev/null/x"], ["cannot make the folder", "--out DIR"]),
         (["--epochs", "0"], ["epochs", "at least 1"]),
-        (["--rows", "0", "--epochs", "1"], ["rows", "at least 1", "--rows 50000"]),
+        (["--rows", "0", "--epochs", "1"], ["rows", "at least 1", "--rows 20000"]),
         (["--rows", str(10**30)], ["does not fit into memory", "which are free"]),
     ],
 )

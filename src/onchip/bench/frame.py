@@ -83,22 +83,33 @@ def run_cases(
     skipped: dict[str, str] = {}
     wrong: list[str] = []
     for title, group in itertools.groupby(cases, key=job_title):
-        entrants = _check(_prepare(list(group), title, skipped, reporter), title, skipped, reporter)
-        for case, _, verdict in entrants:
-            if not verdict.is_right:
-                told = f"{case.engine} is wrong, error {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
-                wrong.append(f"{title}: {told}")
-                reporter.say(wrong[-1])
-        timings = _time([entrant for entrant in entrants if entrant.verdict.is_right], pace, title, skipped, reporter)
-        finished = [entrant for entrant in entrants if entrant.case in timings or not entrant.verdict.is_right]
-        made = [_row(entrant, timings.get(entrant.case)) for entrant in finished]
-        rows += [_remarked(entrant.case, row, made, reporter) for entrant, row in zip(finished, made, strict=True)]
-        for row in made:
-            if row.engine.startswith(ONCHIP) and row.median_ms is not None:
-                reporter.say(f"{title}: {show_against_peer(made, row)}")
+        made, told = _run_job(list(group), title, pace, skipped, reporter)
+        rows += made
+        wrong += told
         if keep is not None:
             keep(Outcome(tuple(rows), skipped, tuple(wrong)))
     return Outcome(tuple(rows), skipped, tuple(wrong))
+
+
+def _run_job(
+    cases: list[Case], title: str, pace: Pace | None, skipped: dict[str, str], reporter: Reporter
+) -> tuple[list[Row], list[str]]:
+    """Its rows, and what was wrong. Engines, and the memory that they hold, go with it: the next job needs it."""
+    entrants = _check(_prepare(cases, title, skipped, reporter), title, skipped, reporter)
+    wrong = []
+    for case, _, verdict in entrants:
+        if not verdict.is_right:
+            told = f"{case.engine} is wrong, error {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
+            wrong.append(f"{title}: {told}")
+            reporter.say(wrong[-1])
+    timings = _time([entrant for entrant in entrants if entrant.verdict.is_right], pace, title, skipped, reporter)
+    finished = [entrant for entrant in entrants if entrant.case in timings or not entrant.verdict.is_right]
+    made = [_row(entrant, timings.get(entrant.case)) for entrant in finished]
+    rows = [_remarked(entrant.case, row, made, reporter) for entrant, row in zip(finished, made, strict=True)]
+    for row in made:
+        if row.engine.startswith(ONCHIP) and row.median_ms is not None:
+            reporter.say(f"{title}: {show_against_peer(made, row)}")
+    return rows, wrong
 
 
 class _Entrant(NamedTuple):

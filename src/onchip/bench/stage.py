@@ -6,6 +6,7 @@ and ours gets arrays of our own.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import statistics
 from collections.abc import Callable
@@ -84,6 +85,10 @@ class TorchStage:
         import torch
 
         torch.cuda.set_device(index)
+        free, all = torch.cuda.mem_get_info(index)
+        if free < all / 2:  # torch keeps what graphs and tensors of the jobs before had
+            gc.collect()
+            torch.cuda.empty_cache()
         self.torch, self.device, self._stream = torch, torch.device("cuda", index), torch.cuda.current_stream()
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 

@@ -18,7 +18,7 @@ from onchip.spec.text import fitted_columns, plural
 def demo(
     out: Annotated[Path, Option(metavar="DIR", help="Where the network and the picture go.")] = Path("onchip-demo"),
     epochs: Annotated[int, Option(help="Passes over the training images.")] = 30,
-    rows: Annotated[int, Option(help="Rows to time: the test images over and over.")] = 50_000,
+    rows: Annotated[int, Option(help="Rows to time: the test images over and over.")] = 20_000,
     as_json: Json = False,
 ) -> None:
     """Train a network, save, load, plan, run and time it.

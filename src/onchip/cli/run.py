@@ -232,6 +232,8 @@ def run(
     shape = [report.rows, *net.output.row_shape]
     answers = likeliest(report.first_rows, classes, top or 1) if classes else []
     speed = f"{rate(report.rows_per_s)} with reading and writing, {rate(report.engine_rows_per_s)} in the engine"
+    if not report.rows:
+        speed = "the input has no rows: nothing was run"
     if as_json:
         print_json({
             "model": model, "weights": None if weights is None else str(weights),

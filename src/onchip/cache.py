@@ -103,10 +103,6 @@ def read_entry(folder: Path | None, key: str) -> bytes | None:
     return content if digest == _digest(key, content) else None
 
 
-def has_entry(folder: Path | None, key: str) -> bool:
-    return folder is not None and (folder / key).exists()
-
-
 def kept_files() -> dict[str, list[Path]]:
     """What the cache has, by folder; nothing is made for it."""
     root = cache_dir()

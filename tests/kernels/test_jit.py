@@ -186,8 +186,8 @@ def test_loops_are_compiled_for_whole_vectors():
         for n in range(len(x)):
             x[n] = x[n] + x[n]
 
-    double.compile("void(float32[::1])")
-    (made,) = double.inspect_llvm().values()
+    double(np.ones(9, np.float32))
+    (made,) = double._called.inspect_llvm().values()
     assert f'"prefer-vector-width"="{VECTOR_BYTES * 8}"' in made
     assert f"<{VECTOR_BYTES // 4} x float>" in made
 
@@ -222,3 +222,30 @@ def test_planning_compiles_nothing_and_activations_are_compiled_one_by_one():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["0", "True", "True"]
+
+
+def test_a_function_is_swallowed_once_whatever_ints_are_known_and_python_calls_another():
+    @compiled()
+    def inner(x, n):
+        x[n] += 1
+
+    @compiled()
+    def outer(x, n):
+        inner(x, 0)
+        inner(x, n)
+
+    x = np.zeros(3, np.float32)
+    outer(x, 2)
+    assert x.tolist() == [1, 0, 1]
+    assert len(inner.dispatcher.signatures) == 1
+    inner(x, 1)
+    assert x.tolist() == [1, 1, 1]
+    with pytest.raises(TypeError):
+        inner.dispatcher(x, 1)  # it is in `outer` alone
+
+
+def test_linked_code_counts_no_users_of_arrays(cache):
+    """Each count is an atomic operation, in loops over few numbers too."""
+    entries = [read_entry(path.parent, path.name) for path in files(cache / "numba")]
+    assert len(entries) > 5
+    assert not [entry for entry in entries if b"NRT_" in entry]

@@ -82,7 +82,7 @@ class Chunks:
         memory = spare.take(self.threads)
         for i, given in enumerate(arrays):
             memory[1][i] = id(given)
-        is_good = run_launches.load(memory[0], B, chunk, self.threads)
+        is_good = run_launches.load(memory[0], B, chunk, self.threads, 0, 0)
         spare.give_back(memory)
         return bool(is_good)
 

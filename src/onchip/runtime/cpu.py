@@ -168,9 +168,10 @@ class CpuBound:
     def __init__(self, plan: Plan, threads: int, ranks: Ranks) -> None:
         """Evaluate the recipes and bind every group to its kernel."""
         from onchip.kernels.cpu import INFERENCE
-        from onchip.kernels.cpu.compile_ahead import announce_kernels
+        from onchip.kernels.cpu.compile_ahead import announce, announce_kernels
+        from onchip.kernels.cpu.launches import run_launches
         from onchip.kernels.cpu.mlp_train import announce_training
-        from onchip.kernels.cpu.threads import load_helpers, start_helpers
+        from onchip.kernels.cpu.threads import announce_helpers, load_helpers, start_helpers
         from onchip.runtime.cpu_weights import make_weights
 
         self._start_helpers = start_helpers
@@ -179,6 +180,9 @@ class CpuBound:
         announce_kernels(kernels[group.claim.kernel] for group in plan.groups if group.claim.kernel in kernels)
         if plan.job.is_training:
             announce_training()
+        else:
+            announce((run_launches,))
+        announce_helpers(threads)
         made: Made = {} if plan.job.is_training else make_weights(plan, threads, ranks)
         home, between = plan.lies_in, set(plan.between)
         last = {home[name]: i for i, group in enumerate(plan.groups) for name in (*group.inputs, *group.outputs)}

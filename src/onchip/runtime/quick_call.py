@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onchip.kernels.cpu.launches import run_one
+from onchip.kernels.cpu.launches import run_launches
 from onchip.kernels.cpu.threads import HELPERS, Spare
 from onchip.plan.plan import Plan
 from onchip.runtime.chunks import Chunks, Memory
@@ -30,7 +30,7 @@ def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], A
     is_single = len(inputs) == len(outputs) == 1
     dtype = dtypes[0]
     known_shapes: dict[Any, Known] = {}
-    threads, helpers, empty, run = chunks.threads, chunks.threads - 1, np.empty, run_one.load
+    threads, helpers, empty, run = chunks.threads, chunks.threads - 1, np.empty, run_launches.load
 
     def look(rows: tuple[Any, ...], shapes: Any) -> Known | None:
         """What is to be known of new shapes; None if they do not fit."""

@@ -1,12 +1,12 @@
 """Compiling on a second core: a process that compiles what the first will ask for next, into the cache that both read.
 
 Idea    LLVM and Numba hold Python's lock, so threads would take turns. The first miss of the cache starts one other
-        process. It goes through the same tree of functions from the other end, and both look into the cache before
-        they compile; a lock on the function's key keeps them, and any other process with the same cache, from doing
-        the same work twice.
+        process with the same list of functions. Each takes the function with the longest way to go, by the size of it
+        and of those that wait for it, of all whose own needs are there and that the other is not at: a lock on the
+        function's key tells. What one has compiled the other finds in the cache, as does any process that shares it.
 Floor   Half of what one process takes, and a second for the other one to start.
-Limits  Functions whose argument types are known without a call: linked ones, and those of OFTEN. The rest is the first
-        process's. Without a second core, a place to keep code, or locks there is no other process.
+Limits  Functions whose argument types are known without a call: linked ones. The rest is the first process's. Without
+        a second core, a place to keep code, or locks there is no other process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from onchip.kernels.cpu.compile_notice import notice
+
+if TYPE_CHECKING:
+    from onchip.kernels.cpu.jit import LinkedFunction
 
 try:
     import fcntl
@@ -32,22 +37,22 @@ _PROGRAM = """import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from onchip.kernels.cpu.compile_ahead import compile_ahead
 compile_ahead(json.loads(sys.argv[2]))"""
-_WAIT_S, _LOOK_S = 30.0, 0.02  # for another process's work: at most, and how often it is looked for
+WAIT_S, _LOOK_S = 30.0, 0.01  # for another process's work: at most, and how often it is looked for
 _HELPER = 0  # the byte that the one other process locks; a function's is another
-OFTEN = ("launches.run_one", "launches.run_launches", "threads._serve", "threads._wake_up")
 
 _locks: dict[Path, int] = {}  # files, opened once: to close one would end all locks that this process has on it
 _announced: dict[Any, None] = {}
 _started: list[subprocess.Popen[bytes] | None] = []  # at most one
 
 
-def lock_function(folder: Path | None, key: str) -> bool:
-    """Have a function to oneself until `unlock_function`; False where another process has it for too long."""
-    place = 1 + int(key[:12], 16)
-    end = time.monotonic() + _WAIT_S
-    while (locked := _lock(folder, place)) is False and time.monotonic() < end:
+def lock_function(folder: Path | None, key: str, wait_s: float = 0.0) -> bool:
+    """Have a function to oneself until `unlock_function`; False where another process has it for so long."""
+    end = time.monotonic() + wait_s
+    while _lock(folder, 1 + int(key[:12], 16)) is False:
+        if time.monotonic() >= end:
+            return False
         time.sleep(_LOOK_S)
-    return bool(locked)
+    return True
 
 
 def unlock_function(folder: Path | None, key: str) -> None:
@@ -110,33 +115,48 @@ def _end_helper() -> None:
             process.wait()
 
 
-def often() -> list[Any]:
-    """The functions that every network needs."""
-    names = (path.partition(".") for path in OFTEN)
-    return [getattr(importlib.import_module(f"onchip.kernels.cpu.{file}"), name) for file, _, name in names]
-
-
 def _core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def make_together(functions: Sequence[LinkedFunction], goes_on: Callable[[], bool] = lambda: True) -> None:
+    """Compile, or load, linked functions beside the processes that do the same.
+
+    functions  each behind those that it needs
+    goes_on    asked before each
+    """
+    left, last = _longest_way_first(functions), time.monotonic()
+    while left and goes_on():
+        is_alone = time.monotonic() > last + WAIT_S  # who has one for so long will not end
+        made = next((function for function in left if function.try_make(is_alone)), None)
+        if made is None:
+            time.sleep(_LOOK_S)
+        else:
+            left.remove(made)
+            last = time.monotonic()
+            notice.finish_one()
+
+
+def _longest_way_first(functions: Sequence[LinkedFunction]) -> list[LinkedFunction]:
+    """By how much there is to compile until the last of those that wait for it is done, as far as sizes tell."""
+    way: dict[LinkedFunction, int] = {}
+    for function in reversed(functions):
+        way[function] = function.size + max((way[user] for user in way if function in user.below), default=0)
+    return sorted(functions, key=lambda function: -way[function])
+
+
 def compile_ahead(names: Sequence[str]) -> None:
-    """In the other process: the linked functions that these need, from the last to the first, then OFTEN."""
+    """In the other process: the linked functions that these need."""
     from onchip.kernels.cpu import jit
 
     _started.append(None)  # it has none of its own
     os.environ["ONCHIP_QUIET"] = "1"
     if not _lock(jit.cache_folder(), _HELPER):
         return  # one at a time is enough, whoever started it
-    parent, needed = os.getppid(), dict[jit.LinkedFunction, None]()
+    parent, things = os.getppid(), []
     for path in names:
         module, _, name = path.partition(":")
         if "." not in name:  # not one that stands in another
-            thing = getattr(importlib.import_module(module), name)
-            needed |= dict.fromkeys(jit.linked_below(getattr(thing, "code", thing)))
-            if path == names[-1]:
-                needed.pop(thing, None)  # the first process is at it
-    for task in (*reversed(needed), *often()):
-        if os.getppid() != parent:  # it has ended
-            return
-        task.link()
+            things.append(getattr(importlib.import_module(module), name))
+    needed = jit.all_linked_below([getattr(thing, "code", thing) for thing in things])
+    make_together(needed, goes_on=lambda: os.getppid() == parent)

@@ -4,13 +4,9 @@ with the address of the code that carries it out (image_operation.py).
 
 from __future__ import annotations
 
-from typing import Any
-
-from llvmlite import ir
-
 from onchip.kernels.cpu.image_operation import CALL_BYTES, put_call
-from onchip.kernels.cpu.jit import compiled, int_at, ints_at, linked
-from onchip.kernels.cpu.late_numba import intrinsic, types
+from onchip.kernels.cpu.jit import code_call, compiled, int_at, ints_at, linked
+from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.spec.recipe import Array
 
@@ -22,16 +18,7 @@ _TABLE, _ROW_BYTES, _SCRATCH, _CALLS, _L, _OWN, _TILE, _IS_LONG, _FLOP, _WORDS =
 _THREAD_FLOP = 100_000  # to call another thread for less takes longer than it does
 
 
-@intrinsic
-def _run(typing_context: Any, code: Any, row: Any, call: Any) -> Any:
-    """Call the code of an operation, by its address."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 2)
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(*(types.int64,) * 3), codegen
+_run = code_call(2)  # of an operation: its row of the table, and the call
 
 
 @compiled(inline=True)

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +21,14 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
-from onchip.cache import has_entry, private_folder
-from onchip.kernels.cpu.compile_ahead import announced, lock_function, often, start_helper, unlock_function
+from onchip.cache import private_folder
+from onchip.kernels.cpu.compile_ahead import (
+    announced,
+    lock_function,
+    make_together,
+    start_helper,
+    unlock_function,
+)  # fmt: skip
 from onchip.kernels.cpu.compile_notice import notice
 from onchip.kernels.cpu.late_numba import LateFunction, TypeName, cgutils, intrinsic, types
 from onchip.kernels.cpu.machine_code import keep_code, load_code, python_function, versions
@@ -69,7 +75,7 @@ def _lasting(value: Any) -> Any:
 
 
 class CompiledFunction:
-    """A function that is compiled for the types of each call of it, from compiled code or from Python."""
+    """A function that is compiled for the types of each call of it. Compiled code swallows it; Python calls another."""
 
     def __init__(self, function: Callable[..., Any], is_inline: bool) -> None:
         functools.update_wrapper(self, function)
@@ -77,12 +83,18 @@ class CompiledFunction:
 
     @functools.cached_property
     def dispatcher(self) -> Any:
-        from onchip.kernels.cpu.numba_cache import dispatcher
+        from onchip.kernels.cpu.numba_cache import swallowed
 
-        return dispatcher(self.py_func, self.is_inline)
+        return swallowed(self.py_func, self.is_inline)
+
+    @functools.cached_property
+    def _called(self) -> Any:
+        from onchip.kernels.cpu.numba_cache import called
+
+        return called(self.py_func)
 
     def __call__(self, *args: Any) -> Any:
-        return self.dispatcher(*args)
+        return self._called(*args)
 
     def __getattr__(self, name: str) -> Any:
         """For Numba, which takes it for the dispatcher."""
@@ -111,40 +123,60 @@ class LinkedFunction(LateFunction):
 
     def link(self) -> int:
         """Where its code lies; from now on kernels that call it can be loaded."""
-        if self.address is None:
-            self.address = self._load() or self._compile()
-            llvm.add_symbol(self.symbol, self.address)  # found by name, so kernels can be cached
+        if not self.is_there():
+            make_needed(self)
+        assert self.address is not None
         return self.address
+
+    def is_there(self) -> bool:
+        """Compiled by this process, or loaded now."""
+        if self.address is None:
+            self._found(load_code(cache_folder(), self.key, _find))
+        return self.address is not None
+
+    def try_make(self, is_alone: bool) -> bool:
+        """Load it; or compile it, if all that it needs is there and no other process is at it, or `is_alone`."""
+        if self.is_there():
+            return True
+        folder = cache_folder()
+        if not all(made.is_there() for made in self.below) or not (lock_function(folder, self.key) or is_alone):
+            return False
+        try:
+            if not self.is_there():  # another process may have made it meanwhile
+                self._compile(folder)
+        finally:
+            unlock_function(folder, self.key)
+        return True
 
     @functools.cached_property
     def key(self) -> str:
         return key_of(self.function, f"{', '.join(_names(self.argument_types))} -> {self.gives}")
 
-    def _load(self) -> int | None:
-        return load_code(cache_folder(), self.key, _find)
+    @functools.cached_property
+    def below(self) -> list[LinkedFunction]:
+        """The linked functions that it needs."""
+        return linked_below(self)[:-1]
 
-    def _compile(self) -> int:
-        folder, key = cache_folder(), self.key
-        if not compiling:
-            expect(self)
-        from onchip.kernels.cpu.numba_cache import compile_linked, global_compiler_lock
+    @functools.cached_property
+    def size(self) -> int:
+        """In bytes of Python's code, with all that it swallows: the longer, the longer it takes to compile."""
+        return _size(self.function)
 
-        with global_compiler_lock:
-            if self.address is not None:
-                return self.address
-            start_helper(self.function, folder)
-            found = self._load() if lock_function(folder, key) else None  # another process may have made it meanwhile
-            if found is None:
-                takes, gives = map(_real, self.argument_types), _real(self.gives or types.void)
-                with compiling_now(self.function):
-                    made = compile_linked(self.function, tuple(takes), gives)
-                _KEPT.append(made)
-                found = made.address
-                if made.code:
-                    keep_code(folder, key, made.name, made.needs, made.code)
-            unlock_function(folder, key)
-            notice.finish_one()
-        return found
+    def _found(self, address: int | None) -> None:
+        if address is not None:
+            self.address = address
+            llvm.add_symbol(self.symbol, address)  # found by name, so kernels can be cached
+
+    def _compile(self, folder: Path | None) -> None:
+        from onchip.kernels.cpu.numba_cache import compile_linked
+
+        takes, gives = map(_real, self.argument_types), _real(self.gives or types.void)
+        with compiling_now(self.function):
+            made = compile_linked(self.function, tuple(takes), gives)
+        _KEPT.append(made)
+        self._found(made.address)
+        if made.code:
+            keep_code(folder, self.key, made.name, made.needs, made.code)
 
     def _make_call(self) -> Any:
         """What compiled code calls it by."""
@@ -162,14 +194,17 @@ class LinkedFunction(LateFunction):
             return signature, codegen
 
         call.__name__ = function.__name__
-        context_and_arguments = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-        context_and_arguments += inspect.signature(function).parameters.values()
-        call.__signature__ = inspect.Signature(context_and_arguments)  # type: ignore[attr-defined]  # Numba asks for it
+        call.__signature__ = _signature(function.__code__.co_varnames[: len(self.argument_types)])  # type: ignore[attr-defined]
         return importlib.import_module("numba.extending").intrinsic(call)
 
 
+def _signature(names: Iterable[str]) -> inspect.Signature:
+    """What Numba asks of an intrinsic whose arguments Python sees as one tuple."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([inspect.Parameter(name, kind) for name in ("context", *names)])
+
+
 compiling: list[Callable[..., Any]] = []  # the function that is, and those that need it
-_expected: set[LinkedFunction] = set()
 
 
 @contextlib.contextmanager
@@ -182,18 +217,22 @@ def compiling_now(function: Callable[..., Any]) -> Iterator[None]:
         del compiling[depth:]
 
 
-def expect(function: Any) -> None:
-    """Say how many functions are compiled for one, with those that every network needs."""
-    needed = {made for each in (function, *announced(), *often()) for made in linked_below(each)} - _expected
-    missing = [made for made in needed if made.address is None and not has_entry(cache_folder(), made.key)]
-    _expected.update(missing)
-    notice.expect(len(missing) + (not isinstance(function, LinkedFunction)))
+def make_needed(function: Any) -> None:
+    """Compile what a function needs, itself if it is linked, and what will be asked for soon. With a second process."""
+    soon = [] if compiling else announced()  # a kernel that is being compiled waits for its own only
+    missing = [made for made in all_linked_below([function, *soon]) if not made.is_there()]
+    is_linked = isinstance(function, LinkedFunction)
+    notice.expect(len(missing) + (not is_linked))
+    start_helper(function.function if is_linked else function, cache_folder())
+    from onchip.kernels.cpu.numba_cache import global_compiler_lock  # now: loading Numba takes a while
+
+    with global_compiler_lock:
+        make_together(missing)
 
 
 _BY_SYMBOL: dict[str, LinkedFunction] = {}
 _KEPT: list[Any] = []  # their code lives as long as they do
 _OBJECT_BYTES = object.__basicsize__
-_FREE = "NRT_MemInfo_call_dtor"  # code that makes no array of its own names it, but never calls it
 
 
 def _names(kinds: Sequence[Any]) -> list[str]:
@@ -206,14 +245,11 @@ def _real(kind: Any) -> Any:
 
 
 def _find(symbols: Sequence[str]) -> bool:
-    """Compile, or load, the linked functions that code needs; whether all that it needs is there then."""
-    for symbol in symbols:
-        if symbol in _BY_SYMBOL:
-            _BY_SYMBOL[symbol].link()
+    """Load the linked functions that code needs; whether all that it needs is there then."""
+    if not all(_BY_SYMBOL[symbol].is_there() for symbol in symbols if symbol in _BY_SYMBOL):
+        return False
     missing = [symbol for symbol in symbols if llvm.address_of_symbol(symbol) is None]
-    if missing == [_FREE]:
-        llvm.add_symbol(_FREE, ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p).value)
-    elif missing:  # of Numba's own
+    if missing:  # of Numba's own
         importlib.import_module("numba.core.registry").cpu_target.target_context.refresh()
         return all(llvm.address_of_symbol(symbol) is not None for symbol in missing)
     return True
@@ -264,6 +300,15 @@ def linked_below(function: Any) -> list[LinkedFunction]:
     return [*found, function] if isinstance(function, LinkedFunction) else list(found)
 
 
+def all_linked_below(functions: Sequence[Any]) -> list[LinkedFunction]:
+    return list({made: None for function in functions for made in linked_below(function)})
+
+
+def _size(function: Callable[..., Any]) -> int:
+    swallowed = (called for called in _called(function) if not isinstance(called, LinkedFunction))
+    return len(function.__code__.co_code) + sum(map(_size, swallowed))
+
+
 def _called(function: Callable[..., Any]) -> Iterator[LinkedFunction | Callable[..., Any]]:
     """The linked functions and the `compiled` ones that a function calls. They are called by global names; nobody
     calls them as attributes of a module."""
@@ -275,6 +320,21 @@ def _called(function: Callable[..., Any]) -> Iterator[LinkedFunction | Callable[
             yield called.py_func
         elif isinstance(called, LateFunction) and called.needs is not None:
             yield called.needs
+
+
+def code_call(count: int) -> Any:
+    """A function for compiled code: that calls what lies at an address, its first argument, with `count` ints."""
+
+    def call(typing_context: Any, *args: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * count)
+            builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+            return context.get_dummy_value()
+
+        return types.void(*(types.int64,) * (count + 1)), codegen
+
+    call.__signature__ = _signature(["code", *(f"given_{i}" for i in range(count))])  # type: ignore[attr-defined]
+    return intrinsic(call)
 
 
 # Arrays at addresses are put together in LLVM: functions of Python Numba would copy, and type anew, at each place that

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
-from onchip.kernels.cpu.emit import INT
-from onchip.kernels.cpu.jit import ALL, compiled, data_of, entry, int_at, ints_at
-from onchip.kernels.cpu.late_numba import intrinsic, types
+from onchip.kernels.cpu.jit import ALL, code_call, compiled, data_of, entry, int_at, ints_at
 from onchip.kernels.cpu.threads import Spare, run_pieces
 from onchip.spec.recipe import Array
 
@@ -50,13 +46,7 @@ def words(*numbers: int | Array) -> Array:
     return np.array([each.ctypes.data if isinstance(each, np.ndarray) else each for each in numbers], np.int64)
 
 
-@intrinsic
-def _call(typing_context: Any, code: Any, facts: Any, operands: Any, B: Any, threads: Any) -> Any:
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        b.call(b.inttoptr(args[0], ir.FunctionType(ir.VoidType(), [INT] * 4).as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(*(types.int64,) * 5), codegen
+_call = code_call(4)  # of facts, operands, B, threads
 
 
 @entry
@@ -130,19 +120,15 @@ def _run_chunks(team: int, B: int, chunk: int, threads: int) -> bool:
 
 
 @entry
-def run_launches(team: int, B: int, chunk: int, threads: int) -> int:
+def run_launches(team: int, B: int, chunk: int, threads: int, x: int, y: int) -> int:
     """All launches on B rows: chunk by chunk, each by one thread; or, in one chunk, by all threads.
 
     Gives whether all numbers could be used.
 
     team  address of the addresses of what each worker is told
+    x, y  ids of the one input and the one output, quicker than to write them down from Python; 0 where that is done
     """
-    return _run_chunks(team, B, chunk, threads)
-
-
-@entry
-def run_one(team: int, B: int, chunk: int, threads: int, x: int, y: int) -> int:
-    """run_launches with the ids of the one input and the one output: quicker than to write them down from Python."""
-    values = ints_at(ints_at(int_at(team), _WORDS)[_VALUES], 2)
-    values[0], values[1] = x, y
+    if x:
+        values = ints_at(ints_at(int_at(team), _WORDS)[_VALUES], 2)
+        values[0], values[1] = x, y
     return _run_chunks(team, B, chunk, threads)

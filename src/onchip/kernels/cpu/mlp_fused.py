@@ -20,9 +20,10 @@ import numpy as np
 from onchip.kernels.chain import Chain, find_chain, forward_price, layer_before, why_not_float32
 from onchip.kernels.cpu import dot, tile
 from onchip.kernels.cpu.activation import NORMALISERS, activate, code_of, normalise
+from onchip.kernels.cpu.compile_ahead import announce
 from onchip.kernels.cpu.dense import dense, padded_width
 from onchip.kernels.cpu.dot import NARROW, dense_narrow
-from onchip.kernels.cpu.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.jit import address, address_of, code_call, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.launches import CompiledLaunch
 from onchip.kernels.cpu.price import CorePrice
@@ -44,7 +45,9 @@ _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
 _COLUMNS = 5  # of the table that layer_table makes
 
 # What `_run` is told of a network once: addresses, then numbers.
-_W, _BIAS, _TABLE, _SCRATCH, _HALF, _L, _NORMALISER, _MOST_ROWS, _ROW_WEIGHTS, _IS_HEAVY, _VECTORS, _WORDS = range(12)
+(
+    _W, _BIAS, _TABLE, _SCRATCH, _HALF, _L, _NORMALISE, _HOW, _MOST_ROWS, _ROW_WEIGHTS, _IS_HEAVY, _VECTORS, _WORDS,
+) = range(13)  # fmt: skip
 
 
 @linked(*(types.int64,) * 9)
@@ -97,15 +100,18 @@ def _forward_tile(x: int, rows: int, y: int, scratch: int, net: Array) -> None:
         dst, width = scratch + (i % 2) * net[_HALF], padded_width(_width(net, i + 1))
         _columns(src, src_row, rows, net[_W], net[_BIAS], dst, _row(net, i), 0, width)
         src, src_row = dst, width * 4
-    _finish(src, rows, _width(net, net[_L]), net[_NORMALISER], y)
+    _finish(src, rows, _width(net, net[_L]), net[_NORMALISE], net[_HOW], y)
 
 
-@linked(*(types.int64,) * 5)
-def _finish(src: int, rows: int, D_out: int, normaliser: int, y: int) -> None:
-    """The last layer's padded rows, normalised, to y."""
+_normalise = code_call(5)  # of where, count, width, stride, how
+
+
+@linked(*(types.int64,) * 6)
+def _finish(src: int, rows: int, D_out: int, normaliser: int, how: int, y: int) -> None:
+    """The last layer's padded rows to y; normalised, where there is code for that."""
     stride = padded_width(D_out)
     if normaliser:
-        normalise(src, rows, D_out, stride, normaliser)
+        _normalise(normaliser, src, rows, D_out, stride, how)
     for r in range(rows):
         source, target = floats_at(src + r * stride * 4, D_out), floats_at(y + r * D_out * 4, D_out)
         for n in range(D_out):
@@ -139,7 +145,7 @@ def _forward_few(x: int, B: int, y: int, net: Array, threads: int) -> None:
             columns = (width + threads * PANEL - 1) // (threads * PANEL) * PANEL
         run_pieces(_share, (src, src_row, B, net, dst, i, columns), (width + columns - 1) // columns, threads)
         src, src_row = dst, width * 4
-    _finish(src, B, _width(net, net[_L]), net[_NORMALISER], y)
+    _finish(src, B, _width(net, net[_L]), net[_NORMALISE], net[_HOW], y)
 
 
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
@@ -208,7 +214,11 @@ class MlpFused:
         table, half = layer_table(chain), rows * max(padded(width) for width in chain.widths[1:])
         row_weights = sum(layer.D_in * layer.D_out for layer in chain.layers)
         is_heavy = weights["w"].nbytes > _SPLIT_BYTES
-        numbers = half * 4, len(table), NORMALISERS[chain.normaliser], rows, row_weights, is_heavy, vectors
+        if chain.normaliser:
+            announce((normalise,))
+        code = _code()
+        last = (address_of(normalise) if chain.normaliser else 0), NORMALISERS[chain.normaliser]
+        numbers = half * 4, len(table), *last, rows, row_weights, is_heavy, vectors
 
         def facts(threads: int) -> tuple[int, object]:
             scratch = aligned_zeros(threads * 2 * half)
@@ -216,7 +226,7 @@ class MlpFused:
             net = np.array((*places, *numbers), np.int64)
             return address(net), (net, scratch, table, weights)
 
-        return CompiledLaunch(_code(), facts)
+        return CompiledLaunch(code, facts)
 
 
 def _order(chain: Chain) -> str:

@@ -26,9 +26,11 @@ from numba.core.serialize import dumps
 
 from onchip.cache import read_entry, write_entry
 from onchip.kernels.cpu import jit
-from onchip.kernels.cpu.compile_ahead import lock_function, start_helper, unlock_function
+from onchip.kernels.cpu.compile_ahead import WAIT_S, lock_function, unlock_function
 from onchip.kernels.cpu.compile_notice import notice
-from onchip.kernels.cpu.vector_loops import KernelCompiler
+from onchip.kernels.cpu.vector_loops import KernelCompiler, SwallowedCompiler
+
+_OPTIONS = {"error_model": "numpy"}
 
 
 class _KernelCache(NullCache):  # type: ignore[misc]
@@ -41,15 +43,11 @@ class _KernelCache(NullCache):  # type: ignore[misc]
         # Not all of target_context.refresh(), as in Numba's own cache: what is compiled needs no registry of what can
         # be, and loading them takes 0.3 s. Compiling refreshes by itself.
         rtsys.initialize(target_context)
-        if jit.compiling:  # its code is swallowed by who needs it, and kept with that
-            jit.compiling.append(self.function)
-            return None
         folder, key = jit.cache_folder(), jit.key_of(self.function, repr(signature))
         kept = read_entry(folder, key)
         if kept is None:
-            jit.expect(self.function)
-            start_helper(self.function, folder)
-            if lock_function(folder, key):
+            jit.make_needed(self.function)
+            if lock_function(folder, key, WAIT_S):
                 kept = read_entry(folder, key)  # another process may have made it meanwhile
             if kept is None:
                 jit.compiling.append(self.function)
@@ -62,8 +60,6 @@ class _KernelCache(NullCache):  # type: ignore[misc]
 
     def save_overload(self, signature: Any, result: Any) -> None:
         jit.compiling.pop()
-        if jit.compiling:
-            return
         notice.finish_one()
         folder, key = jit.cache_folder(), jit.key_of(self.function, repr(signature))
         if not result.library.has_dynamic_globals:  # addresses in this process
@@ -71,9 +67,23 @@ class _KernelCache(NullCache):  # type: ignore[misc]
         unlock_function(folder, key)
 
 
-def dispatcher(function: Callable[..., Any], is_inline: bool) -> Any:
-    options = {"nogil": True, "error_model": "numpy", "inline": "always" if is_inline else "never"}
-    made = numba.njit(**options, pipeline_class=KernelCompiler)(function)
+def swallowed(function: Callable[..., Any], is_inline: bool) -> Any:
+    """A function for other compiled ones."""
+    only_inside = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    made = numba.njit(**_OPTIONS, **only_inside, forceinline=is_inline, pipeline_class=SwallowedCompiler)(function)
+    template = made.get_call_template
+
+    def get_call_template(args: Any, kws: Any) -> Any:
+        """For an int that is known, too: else it would be compiled once more for each."""
+        return template([numba.types.unliteral(kind) for kind in args], kws)
+
+    made.get_call_template = get_call_template
+    return made
+
+
+def called(function: Callable[..., Any]) -> Any:
+    """A function for Python."""
+    made = numba.njit(**_OPTIONS, nogil=True, pipeline_class=KernelCompiler)(function)
     made._cache = _KernelCache(function)
     return made
 
@@ -120,8 +130,9 @@ def _target() -> Any:
 
 def compile_linked(function: Callable[..., Any], argument_types: tuple[Any, ...], gives: Any) -> LinkedCode:
     """gives: the type of what it returns, or numba.void"""
-    signature, options = (argument_types, gives), {"error_model": "numpy"}
-    made: Any = CFunc(function, signature, locals={}, options=options, pipeline_class=KernelCompiler)
+    # It has no arrays but those at addresses: nobody counts who uses one, in what it swallows either.
+    options = {**_OPTIONS, "_nrt": False}
+    made: Any = CFunc(function, (argument_types, gives), locals={}, options=options, pipeline_class=KernelCompiler)
     made._compiler.targetdescr = _target()
     made.compile()
     _, _, (code, _) = made._library.serialize_using_object_code()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from llvmlite import ir
-
 from onchip.kernels.cpu.activation import activate
 from onchip.kernels.cpu.function import apply, combine
-from onchip.kernels.cpu.jit import ALL, compiled, floats_at, ints_at, linked
-from onchip.kernels.cpu.late_numba import intrinsic, types
+from onchip.kernels.cpu.jit import ALL, code_call, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.spec.recipe import Array
 
@@ -64,15 +60,7 @@ def cut(to: int, source: int, first: int, count: int, width: int, own: int, offs
         n += some
 
 
-@intrinsic
-def _call(typing_context: Any, code: Any, to: Any, first: Any, second: Any, count: Any, told: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 5)
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(*(types.int64,) * 6), codegen
-
+_call = code_call(5)  # of where to, two operands, how many numbers, what is told
 
 # What `run_blocks` is told of a run once: addresses, then numbers.
 _TABLE, _VALUES, _MEMORY, _PLACES, _SCRATCH, _OPERATIONS, _COUNT, _ARRAYS, _SLOTS, _SIZE, _WORDS = range(11)

@@ -73,12 +73,14 @@ def _lines(worker: int, piece: int, x: int, y: int, lines: int, together: int, l
             if len(shares1):
                 _mean(held, low, floats_at(x + (at + places1[2 * i1 + 1]) * 4, x_width), shares1[i1])
             else:
-                held[:] = low
+                for n in range(x_width):
+                    held[n] = low[n]
         if len(shares2):
             _mean(between, between, other, shares2[i2])
         made = floats_at(y + line * n3 * run * 4, n3 * run)
         if not len(shares3):
-            made[:] = between
+            for n in range(len(made)):
+                made[n] = between[n]
         elif run == 1:
             for n in range(n3):
                 made[n] = between[places3[2 * n]] * (one - shares3[n]) + between[places3[2 * n + 1]] * shares3[n]

@@ -36,10 +36,9 @@ def _scan(worker: int, piece: int, x: int, y: int, lines: int, together: int, la
     step = -C if is_reverse else C
     for line in range(piece * together, min(lines, (piece + 1) * together)):
         at = (line * N + (N - 1 if is_reverse else 0)) * C
-        if layer[_EXCLUSIVE]:
-            floats_at(y + at * 4, C)[:] = _ZERO
-        else:
-            floats_at(y + at * 4, C)[:] = floats_at(x + at * 4, C)
+        begun, first = floats_at(y + at * 4, C), floats_at(x + at * 4, C)
+        for c in range(C):
+            begun[c] = _ZERO if layer[_EXCLUSIVE] else first[c]
         for _ in range(1, N):
             before, made = floats_at(y + at * 4, C), floats_at(y + (at + step) * 4, C)
             given = floats_at(x + (at if layer[_EXCLUSIVE] else at + step) * 4, C)

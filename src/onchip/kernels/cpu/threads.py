@@ -38,8 +38,9 @@ from onchip.kernels.cpu.atomics import (
     release,
     sleep_on,
 )
+from onchip.kernels.cpu.compile_ahead import announce
 from onchip.kernels.cpu.emit import INT
-from onchip.kernels.cpu.jit import address_of, compiled, entry, int_at, ints_at, linked
+from onchip.kernels.cpu.jit import address_of, code_call, compiled, entry, int_at, ints_at, linked
 from onchip.kernels.cpu.late_numba import cgutils, intrinsic, types
 from onchip.kernels.cpu.tile import aligned_zeros
 
@@ -75,6 +76,11 @@ def start_helpers(threads: int) -> None:
     """Let `run_pieces` share jobs among up to `threads` threads of this process."""
     if len(HELPERS) < threads - 1:
         _start(min(threads, MOST_WORKERS))
+
+
+def announce_helpers(threads: int) -> None:
+    if threads > 1:
+        announce((_serve, _wake_up))
 
 
 def load_helpers(threads: int) -> None:
@@ -158,15 +164,7 @@ def _at(typing_context: Any, place: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
-@intrinsic
-def _call(typing_context: Any, function: Any, arguments: Any, worker: Any, piece: Any) -> Any:
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        b.call(b.inttoptr(args[0], _PIECE_FUNCTION.as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(*(types.int64,) * 4), codegen
-
-
+_call = code_call(3)  # of the address of its arguments, the worker, the piece
 _PIECE_FUNCTION = ir.FunctionType(ir.VoidType(), [INT] * 3)  # the address of its arguments, the worker, the piece
 
 

@@ -6,8 +6,11 @@ clocks them down anyway, so the loops around it should be as wide: tanh and the 
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
+from numba import _dynfunc
+from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import register_pass
 from numba.core.lowering import Lower
@@ -15,6 +18,7 @@ from numba.core.typed_passes import NativeLowering
 
 from onchip.kernels.vectors import VECTOR_BYTES
 
+_REFUSE = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_void_p).value
 _FULL_WIDTH = f'"prefer-vector-width"="{VECTOR_BYTES * 8}"'
 
 
@@ -32,10 +36,71 @@ class _Lowering(NativeLowering):  # type: ignore[misc]
     def lowering_class(self) -> type[Lower]:
         return _Lower
 
+    def run_pass(self, state: Any) -> bool:
+        if state.library is None:
+            state.library = _Library(state.targetctx.codegen(), state.func_id.func_qualname, state.flags.nrt)
+            state.library.enable_object_caching()
+        super().run_pass(state)
+        return True
+
+
+class _Library(JITCodeLibrary):  # type: ignore[misc]
+    """Optimised as a whole. Not function by function before that, but where users of arrays are counted: most of the
+    counting goes then, and else nothing does that does not go later."""
+
+    def __init__(self, codegen: Any, name: str, is_counting: bool) -> None:
+        super().__init__(codegen, name)
+        self._is_counting = is_counting
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        if self._is_counting:
+            super()._optimize_functions(ll_module)
+        else:
+            ll_module.data_layout = self._codegen._data_layout
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _SwallowedLowering(_Lowering):
+    _name = "onchip_swallowed_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        state.library = _SwallowedLibrary(state.targetctx.codegen(), state.func_id.func_qualname, state.flags.nrt)
+        state.flags.no_compile = True
+        super().run_pass(state)
+        made = state.cr
+        # Numba knows a compiled function by what Python would call.
+        called = _dynfunc.make_function(
+            made.fndesc.lookup_module(), made.fndesc.qualname, "", _REFUSE, made.env, (state.library,)
+        )
+        state.targetctx.insert_user_function(called, made.fndesc, [state.library])
+        state.cr = made._replace(cfunc=called)
+        return True
+
+
+class _SwallowedLibrary(_Library):
+    """LLVM's code of a function: optimised and emitted with the functions that swallow it."""
+
+    def finalize(self) -> None:
+        for library in dict.fromkeys(self._linking_libraries):
+            self._reload_init.update(library._reload_init)
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
 
 class KernelCompiler(CompilerBase):  # type: ignore[misc]
+    """Of what is called from outside: a function with all that it swallows."""
+
+    lowering: type[NativeLowering] = _Lowering
+
     def define_pipelines(self) -> list[Any]:
         manager = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        manager.passes = [(_Lowering if each is NativeLowering else each, told) for each, told in manager.passes]
+        manager.passes = [(self.lowering if each is NativeLowering else each, told) for each, told in manager.passes]
         manager.finalize()
         return [manager]
+
+
+class SwallowedCompiler(KernelCompiler):
+    """Of what is only called by other compiled functions, and becomes a part of each."""
+
+    lowering = _SwallowedLowering

@@ -35,6 +35,7 @@ except ImportError:  # Windows: every process compiles for itself
 
 _PROGRAM = """import json, sys
 sys.path[:] = json.loads(sys.argv[1])
+sys.modules["scipy"] = None  # which Numba would load, for nothing
 from onchip.kernels.cpu.compile_ahead import compile_ahead
 compile_ahead(json.loads(sys.argv[2]))"""
 WAIT_S, _LOOK_S = 30.0, 0.01  # for another process's work: at most, and how often it is looked for

@@ -14,10 +14,13 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import register_pass
 from numba.core.lowering import Lower
-from numba.core.typed_passes import NativeLowering
+from numba.core.typed_passes import NativeLowering, NopythonRewrites
+from numba.core.untyped_passes import InlineClosureLikes
 
 from onchip.kernels.vectors import VECTOR_BYTES
 
+# Of kernels: they have loops, no closures and no arithmetic of whole arrays.
+_NOT_NEEDED = InlineClosureLikes, NopythonRewrites
 _REFUSE = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_void_p).value
 _FULL_WIDTH = f'"prefer-vector-width"="{VECTOR_BYTES * 8}"'
 
@@ -95,7 +98,11 @@ class KernelCompiler(CompilerBase):  # type: ignore[misc]
 
     def define_pipelines(self) -> list[Any]:
         manager = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        manager.passes = [(self.lowering if each is NativeLowering else each, told) for each, told in manager.passes]
+        manager.passes = [
+            (self.lowering if each is NativeLowering else each, told)
+            for each, told in manager.passes
+            if each not in _NOT_NEEDED
+        ]
         manager.finalize()
         return [manager]
 

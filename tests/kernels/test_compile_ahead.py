@@ -52,10 +52,25 @@ def test_who_finds_a_function_locked_waits_but_not_for_ever(folder):
 def test_without_a_folder_or_a_second_core_nobody_is_started(folder, monkeypatch):
     monkeypatch.setattr(compile_ahead, "_started", [])
     monkeypatch.setattr(compile_ahead, "_core_count", lambda: 1)
-    compile_ahead.start_helper(move._run, folder)
-    compile_ahead.start_helper(move._run, None)
+    assert compile_ahead.start_helper(move._run, folder, count=9) == 1
+    monkeypatch.setattr(compile_ahead, "_core_count", lambda: 2)
+    assert compile_ahead.start_helper(move._run, None, count=9) == 1
+    assert compile_ahead.start_helper(move._run, folder, count=2) == 1
     assert compile_ahead._started == []
     assert compile_ahead.lock_function(None, KEY)  # from nobody
+
+
+def test_a_second_network_has_a_second_process_of_its_own_when_the_first_has_ended(folder, monkeypatch):
+    monkeypatch.setattr(compile_ahead, "_started", [])
+    monkeypatch.setattr(compile_ahead, "_core_count", lambda: 2)
+    monkeypatch.setattr(compile_ahead, "_PROGRAM", "import sys; sys.stdout.close()")
+    assert compile_ahead.start_helper(move._run, folder, count=9) == 2
+    (first,) = compile_ahead._started
+    assert first.wait() == 0
+    assert compile_ahead.start_helper(move._run, folder, count=9) == 2
+    (second,) = compile_ahead._started
+    assert second is not first
+    assert second.wait() == 0
 
 
 def test_the_other_process_fills_the_cache(tmp_path):

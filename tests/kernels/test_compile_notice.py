@@ -21,8 +21,8 @@ def said(monkeypatch, is_terminal, quiet=""):
     monkeypatch.setattr(cache, "_said", set())
     monkeypatch.setenv("ONCHIP_QUIET", quiet)
     notice = _Notice()
-    notice.expect(1)
-    notice.expect(1)
+    notice.expect(1, processes=1)
+    notice.expect(1, processes=2)
     for _ in range(2):
         notice.finish_one()
     return sys.stderr.getvalue()

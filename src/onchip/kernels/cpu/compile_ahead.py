@@ -39,11 +39,13 @@ sys.modules["scipy"] = None  # which Numba would load, for nothing
 from onchip.kernels.cpu.compile_ahead import compile_ahead
 compile_ahead(json.loads(sys.argv[2]))"""
 WAIT_S, _LOOK_S = 30.0, 0.01  # for another process's work: at most, and how often it is looked for
+_FEWEST = 3  # functions: a process takes as long to start as to compile two
 _HELPER = 0  # the byte that the one other process locks; a function's is another
 
 _locks: dict[Path, int] = {}  # files, opened once: to close one would end all locks that this process has on it
 _announced: dict[Any, None] = {}
-_started: list[subprocess.Popen[bytes] | None] = []  # at most one
+_started: list[subprocess.Popen[bytes]] = []  # the last one; at most one runs
+_is_helper: list[bool] = []  # this process
 
 
 def lock_function(folder: Path | None, key: str, wait_s: float = 0.0) -> bool:
@@ -96,24 +98,31 @@ def _name_of(thing: Any) -> str:
     return f"{thing.__module__}:{thing.__qualname__}"
 
 
-def start_helper(function: Callable[..., Any], folder: Path | None) -> None:
-    """Have another process compile what `function` and what was announced need. Once; where there is a core for it."""
-    if _started or folder is None or fcntl is None or not sys.executable or _core_count() < 2:
-        return
-    _started.append(None)
+def start_helper(function: Callable[..., Any], folder: Path | None, count: int) -> int:
+    """Have another process compile what `function` and what was announced need, where there is a core for it and it
+    would not start for too few.
+
+    Gives how many processes compile.
+    """
+    if any(process.poll() is None for process in _started):
+        return 2
+    if _is_helper or folder is None or fcntl is None or not sys.executable or _core_count() < 2 or count < _FEWEST:
+        return 1
     names, nowhere = [*map(_name_of, _announced), _name_of(function)], subprocess.DEVNULL
     command = [sys.executable, "-P", "-c", _PROGRAM, json.dumps(sys.path), json.dumps(names)]
-    with contextlib.suppress(OSError):  # no room for another process: then not
-        _started[0] = subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)
+    try:
+        _started[:] = [subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)]
+    except OSError:  # no room for another process: then not
+        return 1
+    return 2
 
 
 @atexit.register
 def _end_helper() -> None:
     """What it has not done is done by who needs it."""
     for process in _started:
-        if process is not None:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
 
 
 def _core_count() -> int:
@@ -150,7 +159,7 @@ def compile_ahead(names: Sequence[str]) -> None:
     """In the other process: the linked functions that these need."""
     from onchip.kernels.cpu import jit
 
-    _started.append(None)  # it has none of its own
+    _is_helper.append(True)
     os.environ["ONCHIP_QUIET"] = "1"
     if not _lock(jit.cache_folder(), _HELPER):
         return  # one at a time is enough, whoever started it

@@ -10,7 +10,7 @@ import time
 
 from onchip.cache import say_unless_quiet
 
-_FIRST_S, _EACH_S = 1.5, 0.7  # to load Numba, and to compile a function: estimates, no promise
+_FIRST_S, _EACH_S = 1.5, 0.6  # to load Numba, and to compile a function: estimates, no promise
 _BAR = 20  # characters
 
 
@@ -18,16 +18,18 @@ class _Notice:
     """Functions that are to be compiled, and those that were."""
 
     def __init__(self) -> None:
-        self.total, self.done, self.began = 0, 0, 0.0
+        self.total, self.done, self.began, self.each_s = 0, 0, 0.0, _EACH_S
 
-    def expect(self, count: int) -> None:
-        """So many more are to be compiled."""
+    def expect(self, count: int, processes: int) -> None:
+        """So many more are to be compiled, by so many processes."""
         if not self.total:
             self.began = time.monotonic()
         self.total += count
+        self.each_s = _EACH_S / processes
         if not _is_terminal():
+            seconds = _FIRST_S + self.each_s * count
             say_unless_quiet(
-                f"onchip: compiling {_kernels(count)} for this machine, once; about {_FIRST_S + _EACH_S * count:.0f} s "
+                f"onchip: compiling {_kernels(count)} for this machine, once; about {seconds:.0f} s "
                 "(ONCHIP_QUIET=1: not said)",
                 once="compiling",
             )
@@ -42,7 +44,7 @@ class _Notice:
         if not _is_terminal() or os.environ.get("ONCHIP_QUIET"):
             return
         total, done = max(self.total, self.done), self.done
-        filled, left_s = _BAR * done // total, _EACH_S * (total - done)
+        filled, left_s = _BAR * done // total, self.each_s * (total - done)
         if done:
             left_s = (time.monotonic() - self.began) / done * (total - done)
         text = f"compiling {_kernels(total)}, once: {'#' * filled:.<{_BAR}} {done} done, about {left_s:.0f} s left"

@@ -222,8 +222,8 @@ def make_needed(function: Any) -> None:
     soon = [] if compiling else announced()  # a kernel that is being compiled waits for its own only
     missing = [made for made in all_linked_below([function, *soon]) if not made.is_there()]
     is_linked = isinstance(function, LinkedFunction)
-    notice.expect(len(missing) + (not is_linked))
-    start_helper(function.function if is_linked else function, cache_folder())
+    count = len(missing) + (not is_linked)
+    notice.expect(count, start_helper(function.function if is_linked else function, cache_folder(), count))
     from onchip.kernels.cpu.numba_cache import global_compiler_lock  # now: loading Numba takes a while
 
     with global_compiler_lock:

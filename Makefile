@@ -8,7 +8,7 @@ QUICK  := tests/test_house.py tests/spec tests/formats/test_csv_rows.py tests/pl
 
 .PHONY: demo test quick check check-kernels sanitize bench docs clean
 
-# The first time it makes .venv: a minute or two of downloads, then half a minute; after that seconds.
+# The first time it makes .venv: a minute or two of downloads, then some 20 seconds; after that fewer.
 demo: $(VENV)/.demo
 	$(BIN)/onchip demo
 

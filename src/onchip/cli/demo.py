@@ -27,13 +27,13 @@ def demo(
     Example:
       onchip demo
 
-    Takes half a minute the first time, when kernels are compiled, then seconds. Needs no internet and no GPU: the
+    Takes some 20 seconds the first time, when kernels are compiled, then fewer. Needs no internet and no GPU: the
     images of digits come with scikit-learn.
     """
     from onchip.workloads.demo import check_rows_to_time, draw, save_and_load, time_rows, train_digits
 
     check_rows_to_time(rows)
-    say("onchip demo: trains, saves, loads, runs and times a small network; the first time about half a minute")
+    say("onchip demo: trains, saves, loads, runs and times a small network; the first time about 20 s")
     with progress("train digits", epochs) as update:
         data, trained = train_digits(out, epochs, lambda p: show_epoch(p, update))
     say(f"device to train on: {trained.fit.chosen}")

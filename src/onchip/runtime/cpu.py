@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onchip.cache import private_folder, read_entry, write_entry
+from onchip.cache import private_folder, read_entry, say_unless_quiet, write_entry
 from onchip.errors import InputError
 from onchip.plan.device import Device, Peak
 from onchip.plan.plan import Plan
@@ -62,6 +62,8 @@ def this_cpu(measure: bool = False) -> Device:
     folder = private_folder("rates")
     kept = read_entry(folder, key)
     rates = before = json.loads(kept) if kept is not None else None
+    if rates is None:  # the first words of a first run: planning and loading the compiler take a second
+        say_unless_quiet("onchip: new on this machine: it is measured, then kernels are compiled", once="new")
     if rates is None or measure:
         rates = {"flops": _measure_flops(), "bandwidth": _measure_bandwidth(cores)}
         # Other work on the machine can only make it look slower: the best ever seen is the nearest to the truth.

@@ -102,7 +102,10 @@ class CompiledFunction:
 
 
 def compiled(*, inline: bool = False) -> Callable[[F], F]:
-    """Decorate a kernel: nopython, no GIL, IEEE arithmetic (no reordering, no contraction), cached on disk."""
+    """Decorate a function: nopython, no GIL, IEEE arithmetic (no reordering, no contraction), cached on disk.
+
+    inline  LLVM puts it into its callers whatever its size, so that loops over it become vector code
+    """
 
     def decorate(function: F) -> F:
         return CompiledFunction(function, inline)  # type: ignore[return-value]

@@ -28,7 +28,7 @@ from onchip.cache import read_entry, write_entry
 from onchip.kernels.cpu import jit
 from onchip.kernels.cpu.compile_ahead import WAIT_S, lock_function, unlock_function
 from onchip.kernels.cpu.compile_notice import notice
-from onchip.kernels.cpu.vector_loops import KernelCompiler, SwallowedCompiler
+from onchip.kernels.cpu.kernel_compiler import KernelCompiler, SwallowedCompiler
 
 _OPTIONS = {"error_model": "numpy"}
 

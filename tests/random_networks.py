@@ -77,6 +77,7 @@ from onchip.spec.layers import (
     Sqrt,
     Sub,
     Tanh,
+    ToInts,
     TokenConv,
     ToPixels,
     TransposedConvolution,
@@ -161,19 +162,19 @@ def random_network(seed: int) -> Network:
 # -- the judge -------------------------------------------------------------------------------------------------
 
 ROWS, BATCHED_ROWS = 160, 28  # rows that errors are taken over; of these, the last ones in batches of 1, 2 and 7
-MANY_ROWS = 2000
+MANY_ROWS, DRAWS = 2000, 3
 FEW_ROWS = 8  # that differ: fewer are no yardstick
 # Kernels that multiply fp32 as parts.
 IN_PARTS = (
     "mlp_tensor", "product_wgmma", "product_mma", "product_windows", "product_gather", "conv_wgmma", "conv_first",
-    "conv_last", "matmul_mma", "attention",
+    "conv_last", "matmul_mma", "attention", "recurrent_mma",
 )  # fmt: skip
 NAN_ROWS, INF_ROWS, ZERO_ROWS = 4, 4, 4  # the last of them
 
 
-def random_inputs(net: Network, seed: int, rows: int = ROWS) -> tuple[np.ndarray, ...]:
+def random_inputs(net: Network, seed: int, rows: int = ROWS, draw: int = 0) -> tuple[np.ndarray, ...]:
     """Rows for every input; the last ones with NaNs, infinities and zeros of both signs among their floats."""
-    rng = np.random.default_rng((seed, 1))
+    rng = np.random.default_rng((seed, 1 + draw))
     made, limits = [], id_limits(net)
     for name, given in net.inputs.items():
         shape, dtype = (rows, *given.row_shape), numpy_dtype(given.dtype)
@@ -212,8 +213,10 @@ def faults(net: Network, engine: Engine, seed: int, batches: Sequence[int] = ())
     x = random_inputs(net, seed)
     wrong = _unequal_bits(net, engine, x, batches)
     if _errors(net, engine, x):
-        # Few numbers, or few that do not cancel, are a poor yardstick: what is wrong is so among many, too.
-        wrong += _errors(net, engine, random_inputs(net, seed, MANY_ROWS))
+        # Few numbers, or few that do not cancel, are a poor yardstick, and of sums that do cancel one in a million is
+        # far off: what is wrong is so among many, whichever they are.
+        draws = [_errors(net, engine, random_inputs(net, seed, MANY_ROWS, draw)) for draw in range(DRAWS)]
+        wrong += draws[0] if all(draws) else []
     return wrong
 
 
@@ -273,7 +276,9 @@ def _errors(net: Network, engine: Engine, x: tuple[np.ndarray, ...]) -> list[str
     for name, got in zip(net.outputs, _as_tuple(engine(*x)), strict=True):
         if got.dtype != numpy_dtype(net.types[name].dtype):
             wrong.append(f"output '{name}' is {got.dtype}, expected {net.types[name].dtype}")
-        wrong += _errors_of(net, name, got, x, truth, rewritten[name], engine.plan)
+        said = ~_unsaid(net, name, truth)
+        rows, true = tuple(values[said] for values in x), {value: y[said] for value, y in truth.items()}
+        wrong += _errors_of(net, name, got[said], rows, true, rewritten[name][said], engine.plan)
     return wrong
 
 
@@ -348,6 +353,16 @@ def _above(net: Network, name: str) -> list[str]:
         if node.name in needed:
             needed.update(dict.fromkeys(node.inputs))
     return list(needed)
+
+
+def _unsaid(net: Network, name: str, truth: dict[str, np.ndarray]) -> np.ndarray:
+    """Which rows of a value are made of ints of floats that no such int is near: chips differ there (ToInts)."""
+    unsaid = np.zeros(len(truth[name]), bool)
+    for node in (net.by_name[value] for value in _above(net, name) if value in net.by_name):
+        if isinstance(node.layer, ToInts) and node.layer.dtype != "bool" and truth[node.inputs[0]].dtype.kind == "f":
+            whole, near = np.trunc(truth[node.inputs[0]]), np.iinfo(numpy_dtype(node.layer.dtype))
+            unsaid |= _rows(~((whole >= near.min) & (whole <= near.max)))
+    return unsaid
 
 
 def _rows(found: np.ndarray) -> np.ndarray:

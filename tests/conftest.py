@@ -24,6 +24,7 @@ os.environ["ONCHIP_QUIET"] = "1"  # what is said to be compiled depends on what 
 # -- one machine for all plans -----------------------------------------------------------------------------
 
 STATED_FLOPS, STATED_BANDWIDTH = 60e9, 8e9  # a second, of a core: about a 2.5 GHz server's
+MEASURES = {name: getattr(cpu, name) for name in ("_measure_flops", "_measure_bandwidth")}
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # which has the folder from the process that started it
     os.environ["ONCHIP_CACHE"] = str(cache_dir() / "tests")  # the user's own rates stay
@@ -35,6 +36,14 @@ def pytest_sessionstart() -> None:
     cpu._measure_flops = lambda: STATED_FLOPS * cpu.core_count()
     cpu._measure_bandwidth = lambda cores: STATED_BANDWIDTH * cores
     cpu.this_cpu()  # kept for the processes that tests start
+
+
+@pytest.fixture
+def measured_rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What this CPU can do, measured: for tests that compare its plans' estimates with a clock."""
+    monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path))
+    for name, measure in MEASURES.items():
+        monkeypatch.setattr(cpu, name, measure)
 
 
 # -- loud skips --------------------------------------------------------------------------------------------

@@ -149,7 +149,8 @@ def pixels(n, D, seed=0):
 def train_only_by(monkeypatch, name):
     """The training kernel of this name, whatever the planner would prefer."""
     (kept,) = (kernel for kernel in KERNELS if kernel.name == name)
-    others = (kernel for kernel in cuda.KERNELS if kernel.name not in ("mlp_train", "mlp_resident", "mlp_by_layers"))
+    training = ("mlp_train", "mlp_train_three", "mlp_resident", "mlp_by_layers")
+    others = (kernel for kernel in cuda.KERNELS if kernel.name not in training)
     monkeypatch.setattr(cuda, "KERNELS", (kept, *others))
 
 

@@ -247,7 +247,7 @@ def test_many_tiles_for_every_warp(name, precision, io):
 @pytest.mark.gpu
 @pytest.mark.parametrize("io", IO)
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])  # in fp32 few rows may be another kernel's
-@pytest.mark.parametrize("widths", [(16, 32, 1), (1, 1), (7, 13, 5, 3)], ids=str)
+@pytest.mark.parametrize("widths", [(16, 32, 1), (1, 1, 1), (7, 13, 5, 3)], ids=str)  # a product alone is product_few's
 def test_the_rows_that_are_expected_change_no_bits(widths, precision, io):
     net = with_io(random_mlp(*widths), io)
     few, many = (onchip.compile(net, "cuda", precision, batch_hint=B) for B in (1, 1 << 20))

@@ -271,6 +271,7 @@ def median_s(engines: list[Engine], x: np.ndarray) -> list[float]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("net", "B", "expected"), [*CASES, *NEAR])
+@pytest.mark.usefixtures("measured_rates")
 def test_the_chosen_device_is_not_much_slower_than_the_other_one(net, B, expected):
     chosen = compile(net, batch_hint=B).chosen
     x = rows(B, *net.input.row_shape)

@@ -181,7 +181,7 @@ def _launch(head: str, count: int, units: int, sizes: tuple[Argument, ...]) -> K
 
 
 def _check_half(weight: Array) -> None:
-    if weight.size and not max(-weight.min(), weight.max()) < LARGEST_HALF:
+    if weight.size and not max(-float(weight.min()), float(weight.max())) < LARGEST_HALF:
         narrowed(weight, "float16")
 
 

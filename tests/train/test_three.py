@@ -120,10 +120,11 @@ def test_host_and_kernel_agree_on_shared_memory(widths, tmp_path):
         shutil.copy(header, tmp_path)
     told = tmp_path / "tell.cu"
     told.write_text(
-        f"{source.read_text()}\ntemplate <int... W>\n__global__ void tell(int* to) {{ *to = Room<W...>::bytes(); }}\n"
+        f"{source.read_text()}\ntemplate <class R>\n__global__ void tell(int* to) {{ *to = R::bytes(); }}\n"
     )
     found = np.zeros(1, np.int32)
-    kernel_of(Program(told, f"tell<3, {', '.join(map(str, widths[1:]))}>")).run(1, 1, (found.ctypes.data,))
+    gives = ", ".join(f"Gives<{width}, 1>" for width in widths[1:])
+    kernel_of(Program(told, f"tell<Room<3, 0, {gives}>>")).run(1, 1, (found.ctypes.data,))
     assert found[0] == lowering_of(*widths).cluster_bytes
 
 

@@ -1,11 +1,21 @@
 // cluster.cuh: what the blocks of a cluster tell each other.
 #pragma once
 
-// All have come, and what they wrote to each other's shared memory is there.
-__device__ __forceinline__ void wait_for_cluster() {
+// In two: this thread has come, and what it wrote before is on its way, to memory too; then, that all have come, and what
+// they wrote to each other's shared memory before is there.
+__device__ __forceinline__ void arrive_at_cluster() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 #endif
+}
+__device__ __forceinline__ void await_cluster() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_cluster() {
+    arrive_at_cluster();
+    await_cluster();
 }
 __device__ __forceinline__ unsigned cluster_rank() {
     unsigned rank = 0;

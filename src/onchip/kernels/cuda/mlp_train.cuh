@@ -26,6 +26,16 @@ __device__ __forceinline__ void wait_for_step_before() {
 #endif
 }
 
+// A launch's arguments are in no cache when it begins: whoever asks for them before it has to wait need not wait for them.
+template <class Arguments>
+__device__ __forceinline__ void touch_arguments(const Arguments& arguments) {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(Arguments) / 4); i += 16)
+        asm volatile("" ::"r"(reinterpret_cast<const u32*>(&arguments)[i]));
+#endif
+}
+
 // How weights follow from gradients in one step, as kernels/training.py writes it down.
 struct Rule {
     float lr, scale, root, keep, decay, clip, unused[2];

@@ -36,7 +36,8 @@ template <int PARTS, int K, int TILES, bool TURNED>
 struct Product {
     static constexpr int STEPS = steps_of(K), DEEP = STEPS >= 16 && TILES <= 2 ? 8 : STEPS >= 4 ? 4 : STEPS;
     static constexpr int ACROSS = WARPS / DEEP, NT = (TILES + ACROSS - 1) / ACROSS, PITCH = tile_pitch(TILES);
-    static constexpr int FLOATS = DEEP * ROWS * PITCH;
+    static constexpr int FLOATS = DEEP * ROWS * PITCH, FOURS = ROWS * 2 * TILES;
+    static constexpr int ITEMS = (FOURS + THREADS - 1) / THREADS;  // fours of a thread
 
     // The warps' sums, to `parts`. a (ROWS, a_pitch); b (columns, b_pitch) or, TURNED, (K, b_pitch): `there` tiles of it.
     static __device__ __forceinline__ void sum_up(float* parts, const float* a, int a_pitch, const float* b, int b_pitch,
@@ -81,33 +82,51 @@ struct Product {
             }
         }
     }
-    // When all warps have left their sums: finish(row, column, four sums) for all of them.
+    // use(number, row, column) of a thread's fours.
+    template <class Use>
+    static __device__ __forceinline__ void each(const Use& use) {
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+            const int item = threadIdx.x + i * THREADS;
+            if (item < FOURS) use(i, item / (2 * TILES), item % (2 * TILES) * 4);
+        }
+    }
+    // When all warps have left their sums: finish(number, row, column, four sums) for all of them.
     template <class Finish>
     static __device__ __forceinline__ void finish(const float* parts, const Finish& finish) {
         __syncthreads();
-#pragma unroll
-        for (int i = 0; i < (ROWS * 2 * TILES + THREADS - 1) / THREADS; ++i) {
-            const int item = threadIdx.x + i * THREADS, row = item / (2 * TILES), column = item % (2 * TILES) * 4;
-            if (item >= ROWS * 2 * TILES) break;
+        each([&](int i, int row, int column) {
             float4 sum = load4(parts + row * PITCH + column);
 #pragma unroll
             for (int deep = 1; deep < DEEP; ++deep) {
                 const float4 more = load4(parts + (deep * ROWS + row) * PITCH + column);
                 sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
             }
-            finish(row, column, sum);
-        }
+            finish(i, row, column, sum);
+        });
     }
 };
 
 // -- what a block has --------------------------------------------------------------------------------------------------
 
-// W: of what the first layer gives, then of all layers behind it. Offsets count floats.
-template <int P, int... W>
+// What a layer gives: N numbers a row, by an activation.
+template <int N_, u32 CODE_>
+struct Gives {
+    static constexpr int N = N_;
+    static constexpr u32 CODE = CODE_;
+};
+
+// W: of the first layer, then of all layers behind it. Offsets count floats.
+template <int P, u32 LOSS_, class... W>
 struct Room {
     static constexpr int PARTS = P, L = sizeof...(W) - 1;
+    static constexpr u32 LOSS = LOSS_;
     static __device__ constexpr int at(int l) {
-        const int all[] = {W...};
+        const int all[] = {W::N...};
+        return all[l];
+    }
+    static __device__ constexpr u32 code(int l) {
+        const u32 all[] = {W::CODE...};
         return all[l];
     }
     // Tiles of units that a block makes: of the last layer all.
@@ -222,30 +241,53 @@ __device__ __forceinline__ void tell_cluster(float* room, int row, int column, c
     }
 }
 
-// The loss of a row whose N <= 32 outputs are at `made`, a lane each, where their gradients replace them.
-__device__ __forceinline__ float loss_of_row(const RowLayers& layers, const RowLayer& last, float* made, int N,
-                                             long long number, int truth, float weight, int& hit) {
-    const int n = threadIdx.x % 32;
-    const float out = n < N ? made[n] : 0.0f;
-    float loss, gradient;
-    if (layers.loss == CROSS_ENTROPY) {
-        float most = n < N ? out : __uint_as_float(0xff800000u);
-        int best = n < N ? n : N;
-        join_largest<32>(most, best, N);
-        const float share = n < N ? expf(out - most) : 0.0f, total = reduce_lanes<Sum, 32>(share), rest = layers.smoothing / N;
-        gradient = share / total - (n == truth ? 1.0f - layers.smoothing + rest : rest);
-        loss = logf(total) - (1.0f - layers.smoothing) * (__shfl_sync(~0u, out, truth) - most);
-        if (layers.smoothing > 0.0f) loss -= rest * reduce_lanes<Sum, 32>(n < N ? out - most : 0.0f);
-        hit = best == truth;
-    } else {
-        const float difference = n < N ? out - static_cast<const float*>(layers.targets)[number * N + n] : 0.0f;
-        gradient = through(last.code, __uint_as_float(last.slope), difference, out);
-        loss = reduce_lanes<Sum, 32>(difference * difference) * (layers.loss == HALF_SSE ? 0.5f : 1.0f / N);
-        hit = 0;
+// Rows of a tile that a thread works out the loss of: LANES lanes have a row.
+template <class R>
+struct Targets {
+    static constexpr int N = R::at(R::L), LANES = N > 16 ? 32 : 16, AT_ONCE = THREADS / LANES, TURNS = ROWS / AT_ONCE;
+    static constexpr bool HAS_CLASSES = R::LOSS == CROSS_ENTROPY;
+    long long number[TURNS];
+    int truth[TURNS];
+    float weight[TURNS];
+
+    static __device__ __forceinline__ int row(int turn) { return threadIdx.x / LANES + turn * AT_ONCE; }
+    __device__ __forceinline__ void find_rows(const Step& step, const TileRows& rows) {
+#pragma unroll
+        for (int i = 0; i < TURNS; ++i)
+            number[i] = step.rows()[rows.first + row(i) < rows.size ? rows.first + row(i) : rows.size - 1];
     }
-    if (n < N) made[n] = weight * gradient;
-    return weight * loss;
-}
+    __device__ __forceinline__ void find_targets(const Step& step, const RowLayers& layers, const TileRows& rows) {
+#pragma unroll
+        for (int i = 0; i < TURNS; ++i) {
+            truth[i] = HAS_CLASSES ? static_cast<int>(static_cast<const long long*>(layers.targets)[number[i]]) : 0;
+            weight[i] = row(i) >= rows.there() ? 0.0f : layers.weights ? step.mine(layers.weights)[number[i]] : 1.0f;
+        }
+    }
+    // The loss of a row whose outputs are at `made`, a lane each, where their gradients replace them.
+    __device__ __forceinline__ float loss_of(int i, const RowLayers& layers, float* made, int& hit) const {
+        const int n = threadIdx.x % LANES;
+        const float out = n < N ? made[n] : 0.0f;
+        float loss, gradient;
+        if constexpr (HAS_CLASSES) {
+            float most = n < N ? out : __uint_as_float(0xff800000u);
+            int best = n < N ? n : N;
+            join_largest<LANES>(most, best, N);
+            const float share = n < N ? expf(out - most) : 0.0f, rest = layers.smoothing / N;
+            const float total = reduce_lanes<Sum, LANES>(share);
+            gradient = share / total - (n == truth[i] ? 1.0f - layers.smoothing + rest : rest);
+            loss = logf(total) - (1.0f - layers.smoothing) * (__shfl_sync(~0u, out, truth[i], LANES) - most);
+            if (layers.smoothing > 0.0f) loss -= rest * reduce_lanes<Sum, LANES>(n < N ? out - most : 0.0f);
+            hit = best == truth[i];
+        } else {
+            const float difference = n < N ? out - static_cast<const float*>(layers.targets)[number[i] * N + n] : 0.0f;
+            gradient = through(R::code(R::L), __uint_as_float(layers.of[R::L].slope), difference, out);
+            loss = reduce_lanes<Sum, LANES>(difference * difference) * (R::LOSS == HALF_SSE ? 0.5f : 1.0f / N);
+            hit = 0;
+        }
+        if (n < N) made[n] = weight[i] * gradient;
+        return weight[i] * loss;
+    }
+};
 
 // Layers l and on: forward. Behind the last of them the gradients of the outputs are there.
 template <class R, int l>
@@ -254,24 +296,26 @@ __device__ __forceinline__ void go_forward(const Step& step, const RowLayers& la
     using Forward = typename R::template Forward<l>;
     float *const room = rows.room, *const parts = room + R::parts();
     const RowLayer& layer = layers.of[l];
-    const Activation activation = activation_of(layer.code, layer.slope);
     Forward::sum_up(parts, room + R::values(l - 1), R::pitch(l - 1), room + R::weights(l), R::pitch(l - 1));
     if constexpr (l < L) {
         const int first = rows.rank * 8 * R::own(l), there = rows.there();
         float* const a = step.mine(layers.memory[l].a) + static_cast<long long>(rows.first) * layer.stride;
-        Forward::finish(parts, [&](int row, int column, const float4& sum) {
-            const int n = first + column;
-            if (n >= R::at(l)) return;
-            const float4 made = activated(sum, activation);
-            const float four[4] = {made.x, made.y, made.z, made.w};
-            tell_cluster<R, l>(room, row, n, made);
-            if (row < there) store_first(a + static_cast<long long>(row) * layer.stride + n, four, R::at(l) - n);
+        float4 made[Forward::ITEMS];
+        Forward::finish(parts, [&](int i, int row, int column, const float4& sum) {
+            made[i] = activated<R::code(l)>(sum, layer.slope);
+            if (first + column < R::at(l)) tell_cluster<R, l>(room, row, first + column, made[i]);
         });
-        wait_for_cluster();
+        arrive_at_cluster();
+        Forward::each([&](int i, int row, int column) {  // behind the arrival, which would wait until memory has it
+            const float four[4] = {made[i].x, made[i].y, made[i].z, made[i].w};
+            const int n = first + column;
+            if (row < there && n < R::at(l)) store_first(a + static_cast<long long>(row) * layer.stride + n, four, R::at(l) - n);
+        });
+        await_cluster();
         go_forward<R, l + 1>(step, layers, rows);
     } else {
-        Forward::finish(parts, [&](int row, int column, const float4& sum) {
-            const float4 made = activated(sum, activation);
+        Forward::finish(parts, [&](int, int row, int column, const float4& sum) {
+            const float4 made = activated<R::code(L)>(sum, layer.slope);
             const float four[4] = {made.x, made.y, made.z, made.w};
             store_first(room + R::values(L) + row * R::pitch(L) + column, four, R::at(L) - column);
         });
@@ -291,61 +335,60 @@ __device__ __forceinline__ void go_back(const Step& step, const RowLayers& layer
     Back::sum_up(parts, room + R::values(l), R::pitch(l), room + R::back(l) + column, R::back_pitch(l),
                  l == R::L ? tiles_of(D) - column / 8 : R::own(l - 1));
     float* const dz = step.mine(layers.memory[l - 1].dz) + static_cast<long long>(rows.first) * before.stride;
-    Back::finish(parts, [&](int row, int column, const float4& sum) {
+    float4 made[Back::ITEMS];
+    Back::finish(parts, [&](int i, int row, int column, const float4& sum) {
         const int n = first + column;
         if (n >= D) return;
         float* const at = values + row * R::pitch(l - 1) + n;
-        const float4 made = through(before.code, __uint_as_float(before.slope), sum, load4(at));
-        const float four[4] = {made.x, made.y, made.z, made.w};
+        made[i] = through<R::code(l - 1)>(before.slope, sum, load4(at));
+        const float four[4] = {made[i].x, made[i].y, made[i].z, made[i].w};
         if (l > 1 && IS_FOR_ALL) store_first(at, four, D - n);
-        if (l > 1 && !IS_FOR_ALL) tell_cluster<R, l - 1>(room, row, n, made);
-        if (row < there && n >= own && n < own + OWN)
+        if (l > 1 && !IS_FOR_ALL) tell_cluster<R, l - 1>(room, row, n, made[i]);
+    });
+    if (l > 1 && !IS_FOR_ALL) arrive_at_cluster();
+    Back::each([&](int i, int row, int column) {
+        const float four[4] = {made[i].x, made[i].y, made[i].z, made[i].w};
+        const int n = first + column;
+        if (row < there && n < D && n >= own && n < own + OWN)
             store_first(dz + static_cast<long long>(row) * before.stride + n, four, D - n);
     });
     if constexpr (l > 1) {
         if (IS_FOR_ALL) __syncthreads();
-        else wait_for_cluster();
+        else await_cluster();
         go_back<R, l - 1>(step, layers, rows);
     }
 }
 
-// W: numbers a row that come, the first layer's, then of all layers behind it. dz of all layers goes, and what the hidden
-// ones give.
-template <int PARTS, int... W>
-__global__ void __launch_bounds__(THREADS, 2) train_cluster(const Step step, const __grid_constant__ RowLayers layers) {
-    using R = Room<PARTS, W...>;
-    constexpr int L = R::L, N = R::at(L), TURNS = ROWS / WARPS;
+// W: of the first layer, which is done, then of all layers behind it. dz of all layers goes, and what the hidden ones give.
+template <int PARTS, u32 LOSS, class... W>
+__global__ void __launch_bounds__(THREADS, 2)
+train_cluster(const __grid_constant__ Step step, const __grid_constant__ RowLayers layers) {
+    using R = Room<PARTS, LOSS, W...>;
+    using Rows = Targets<R>;
+    constexpr int L = R::L;
     extern __shared__ float4 whole[];
     float* const room = reinterpret_cast<float*>(whole);
     const u32 rank = cluster_rank();
-    const int size = step.size(), warp = threadIdx.x / 32;
-    const int clusters = gridDim.x / CLUSTER, tiles = (size + ROWS - 1) / ROWS;
+    arrive_at_cluster();
+    bring_weights<R, 1>(step, layers, room, rank);
+    close_stage();
+    const int size = step.size(), clusters = gridDim.x / CLUSTER, tiles = (size + ROWS - 1) / ROWS;
     const int first_tile = blockIdx.x / CLUSTER;
+    const RowLayer& given = layers.of[0];
+    touch_arguments(layers);
+    put_ones<R, 1>(layers, room);
+    await_cluster();  // all blocks have begun, so they can be told
     if (first_tile >= tiles) {
+        await_stages<0>();
         wait_for_step_before();
         return;
     }
-    bring_weights<R, 1>(step, layers, room, rank);
-    put_ones<R, 1>(layers, room);
-    const RowLayer& given = layers.of[0];
-    wait_for_cluster();  // all blocks have begun, so they can be told
 #pragma unroll 1
     for (int tile = first_tile; tile < tiles; tile += clusters) {
         const TileRows rows = {tile * ROWS, size, room, rank};
-        long long number[TURNS];
-        int truth[TURNS];
-        float weight[TURNS];
-#pragma unroll
-        for (int i = 0; i < TURNS; ++i) {
-            const int row = rows.first + warp + i * WARPS;
-            number[i] = step.rows()[row < size ? row : size - 1];
-        }
-#pragma unroll
-        for (int i = 0; i < TURNS; ++i) {
-            truth[i] = layers.loss == CROSS_ENTROPY
-                           ? static_cast<int>(static_cast<const long long*>(layers.targets)[number[i]]) : 0;
-            weight[i] = warp + i * WARPS >= rows.there() ? 0.0f : layers.weights ? step.mine(layers.weights)[number[i]] : 1.0f;
-        }
+        Rows targets;
+        targets.find_rows(step, rows);
+        targets.find_targets(step, layers, rows);
         if (tile == first_tile) wait_for_step_before();
         else wait_for_cluster();  // nobody still reads what the next rows replace
         copy_rows(room + R::values(0), R::pitch(0), step.mine(layers.memory[0].a) + static_cast<long long>(rows.first) * given.stride,
@@ -356,15 +399,15 @@ __global__ void __launch_bounds__(THREADS, 2) train_cluster(const Step step, con
         go_forward<R, 1>(step, layers, rows);
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < TURNS; ++i) {
-            const int row = warp + i * WARPS, lane = threadIdx.x % 32;
+        for (int i = 0; i < Rows::TURNS; ++i) {
+            const int row = Rows::row(i), lane = threadIdx.x % Rows::LANES, at = rows.first + row;
             float* const made = room + R::values(L) + row * R::pitch(L);
             int hit;
-            const float loss = loss_of_row(layers, layers.of[L], made, N, number[i], truth[i], weight[i], hit);
+            const float loss = targets.loss_of(i, layers, made, hit);
             if (rank > 0 || row >= rows.there()) continue;
-            const int at = rows.first + row;
             if (lane == 0) step.mine(layers.losses)[at] = loss, step.mine(layers.hits)[at] = hit;
-            if (lane < N) step.mine(layers.memory[L].dz)[static_cast<long long>(at) * layers.of[L].stride + lane] = made[lane];
+            if (lane < Rows::N)
+                step.mine(layers.memory[L].dz)[static_cast<long long>(at) * layers.of[L].stride + lane] = made[lane];
         }
         __syncthreads();
         go_back<R, L>(step, layers, rows);

@@ -31,6 +31,21 @@ __device__ __noinline__ float4 through(u32 code, float a, float4 grad, float4 ou
             through(code, a, grad.w, out.w)};
 }
 
+// Both of an activation that is known when a kernel is compiled, in line: of a launch that runs once through its code a
+// call and a switch would be a fifth.
+template <u32 CODE>
+__device__ __forceinline__ float4 activated(const float4& v, u32 a) {
+    float four[4] = {v.x, v.y, v.z, v.w};
+    activation_of(CODE, a).apply<float>(four);
+    return {four[0], four[1], four[2], four[3]};
+}
+template <u32 CODE>
+__device__ __forceinline__ float4 through(u32 a, const float4& grad, const float4& out) {
+    const float slope = __uint_as_float(a);
+    return {through(CODE, slope, grad.x, out.x), through(CODE, slope, grad.y, out.y), through(CODE, slope, grad.z, out.z),
+            through(CODE, slope, grad.w, out.w)};
+}
+
 // The first `left` of four numbers; a row has room for all of them.
 __device__ __forceinline__ void store_first(float* to, const float (&v)[4], int left) {
     if (left >= 4) {

@@ -20,7 +20,7 @@
 #include "mlp_train_bytes.cuh"
 
 constexpr int STAGE_K = 64;
-constexpr int TILE_UNITS = 32;
+constexpr int TILE_UNITS = 32, SUM_FLOATS = WARPS * TILE_UNITS * 64;
 
 // The first layer's weights as words, and the rows that they are multiplied by.
 struct PixelWords {
@@ -58,15 +58,16 @@ __global__ void __launch_bounds__(THREADS) pixels_words(const Step step, const f
 
 // -- forward -----------------------------------------------------------------------------------------------------------
 
-// y (size, N) = activation(scale x w^T): a block makes 16 MT rows and 8 columns. Of 64 k's lane q has 16 neighbours, four in
-// each of four steps.
-template <int PARTS, int MT>
-__global__ void __launch_bounds__(THREADS, 2) pixels_forward(const Step step, const PixelWords pixels, float* y, int y_stride,
-                                                             u32 code, u32 slope) {
+// y (size, N) = activation(scale x w^T): a block makes 16 MT rows and 16 columns. Of 64 k's lane q has 16 neighbours, four
+// in each of four steps.
+template <int PARTS, int MT, u32 CODE>
+__global__ void __launch_bounds__(THREADS, 2)
+pixels_forward(const Step step, const PixelWords pixels, float* y, int y_stride, u32 slope) {
     extern __shared__ float4 room[];
-    constexpr int ROWS = 16 * MT, STEPS = STAGE_K / 16;
-    const int blocks_across = (pixels.N + 7) / 8, size = step.size(), stages = pixels.stride / STAGE_K;
-    const int first_m = blockIdx.x / blocks_across * ROWS, first_n = blockIdx.x % blocks_across * 8;
+    constexpr int ROWS = 16 * MT, STEPS = STAGE_K / 16, NT = 2, COLUMNS = 8 * NT;
+    constexpr int AHEAD = PARTS == 3 ? 1 : 2;  // stages whose words there are registers for
+    const int blocks_across = (pixels.N + COLUMNS - 1) / COLUMNS, size = step.size(), stages = pixels.stride / STAGE_K;
+    const int first_m = blockIdx.x / blocks_across * ROWS, first_n = blockIdx.x % blocks_across * COLUMNS;
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     if (first_m >= size) {
         wait_for_step_before();
@@ -88,26 +89,30 @@ __global__ void __launch_bounds__(THREADS, 2) pixels_forward(const Step step, co
     }
     close_stage();
     wait_for_step_before();
-    const int column = first_n + g < pixels.N ? first_n + g : pixels.N - 1;
-    uint4 words[2][PARTS][2];  // of two stages
+    uint4 words[AHEAD][PARTS][NT][2];
     const auto fetch = [&](int i, int stage) {
         if (stage >= stages) return;
 #pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                words[i][part][half] = __ldcg(reinterpret_cast<const uint4*>(
-                    pixels.row(step, part * pixels.N + column) + stage * STAGE_K + 16 * q + 8 * half));
+        for (int n = 0; n < PARTS * NT * 2; ++n) {
+            const int part = n / 2 / NT, j = n / 2 % NT, column = first_n + 8 * j + g;
+            words[i][part][j][n % 2] = __ldcg(reinterpret_cast<const uint4*>(
+                pixels.row(step, part * pixels.N + (column < pixels.N ? column : pixels.N - 1)) + stage * STAGE_K + 16 * q +
+                n % 2 * 8));
+        }
     };
-    fetch(0, warp), fetch(1, warp + WARPS);
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) fetch(i, warp + i * WARPS);
     await_stages<0>();
     __syncthreads();
-    float totals[MT][1][4] = {};
+    float totals[MT][NT][4] = {};
 #pragma unroll 1
-    for (int first = warp; first < stages; first += 2 * WARPS) {
-        if (first > warp) fetch(0, first), fetch(1, first + WARPS);
+    for (int first = warp; first < stages; first += AHEAD * WARPS) {
+        if (first > warp) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+            for (int i = 0; i < AHEAD; ++i) fetch(i, first + i * WARPS);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
             const int stage = first + i * WARPS;
             if (stage >= stages) break;
 #pragma unroll
@@ -115,47 +120,48 @@ __global__ void __launch_bounds__(THREADS, 2) pixels_forward(const Step step, co
                 const unsigned char* const here = rows + (16 * t + g) * pitch + stage * STAGE_K + 16 * q;
                 const uint4 upper = *reinterpret_cast<const uint4*>(here), lower = *reinterpret_cast<const uint4*>(here + 8 * pitch);
                 const u32 of[2][STEPS] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
-                float c[1][1][4] = {};
+                float c[1][NT][4] = {};
 #pragma unroll
                 for (int k = 0; k < STEPS; ++k) {
-                    u32 a[1][1][4], b[1][PARTS][2];
+                    u32 a[1][1][4], b[NT][PARTS][2];
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
                         a[0][0][half] = upper_halves(byte_of<0>(of[half][k]), byte_of<1>(of[half][k]));
                         a[0][0][2 + half] = upper_halves(byte_of<2>(of[half][k]), byte_of<3>(of[half][k]));
                     }
 #pragma unroll
-                    for (int part = 0; part < PARTS; ++part) {
-                        const uint4& some = words[i][part][k / 2];
-                        b[0][part][0] = k % 2 ? some.z : some.x, b[0][part][1] = k % 2 ? some.w : some.y;
+                    for (int n = 0; n < PARTS * NT; ++n) {
+                        const uint4& some = words[i][n / NT][n % NT][k / 2];
+                        u32(&two)[2] = b[n % NT][n / NT];
+                        two[0] = k % 2 ? some.z : some.x, two[1] = k % 2 ? some.w : some.y;
                     }
                     add_products(c, a, b);
                 }
 #pragma unroll
-                for (int n = 0; n < 4; ++n) totals[t][0][n] += c[0][0][n];
+                for (int n = 0; n < 4 * NT; ++n) totals[t][n / 4][n % 4] += c[0][n / 4][n % 4];
             }
         }
     }
     __syncthreads();
-    float* const parts = reinterpret_cast<float*>(room);  // (WARPS, ROWS, 8)
+    float* const parts = reinterpret_cast<float*>(room);  // (WARPS, ROWS, COLUMNS)
 #pragma unroll
-    for (int n = 0; n < 2 * MT; ++n) {
-        const float two[2] = {totals[n / 2][0][n % 2 * 2], totals[n / 2][0][n % 2 * 2 + 1]};
-        store_several(parts + (warp * ROWS + n / 2 * 16 + n % 2 * 8 + g) * 8 + 2 * q, two);
+    for (int n = 0; n < 2 * MT * NT; ++n) {
+        const int t = n / 2 / NT, j = n / 2 % NT, half = n % 2;
+        const float two[2] = {totals[t][j][2 * half], totals[t][j][2 * half + 1]};
+        store_several(parts + (warp * ROWS + 16 * t + 8 * half + g) * COLUMNS + 8 * j + 2 * q, two);
     }
     __syncthreads();
-    const Activation activation = activation_of(code, slope);
-    for (int item = threadIdx.x; item < 2 * ROWS; item += THREADS) {
-        const int row = item / 2, n = item % 2 * 4;
+    for (int item = threadIdx.x; item < ROWS * COLUMNS / 4; item += THREADS) {
+        const int row = item / (COLUMNS / 4), n = item % (COLUMNS / 4) * 4;
         float4 sum = load4(parts + 4 * item);
 #pragma unroll
         for (int other = 1; other < WARPS; ++other) {
-            const float4 more = load4(parts + other * 8 * ROWS + 4 * item);
+            const float4 more = load4(parts + other * ROWS * COLUMNS + 4 * item);
             sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
         }
         if (first_m + row >= size || first_n + n >= pixels.N) continue;
         const float by = pixels.scale;
-        const float4 made = activated({by * sum.x, by * sum.y, by * sum.z, by * sum.w}, activation);
+        const float4 made = activated<CODE>({by * sum.x, by * sum.y, by * sum.z, by * sum.w}, slope);
         const float four[4] = {made.x, made.y, made.z, made.w};
         store_first(step.mine(y) + static_cast<long long>(first_m + row) * y_stride + first_n + n, four, pixels.N - first_n - n);
     }
@@ -288,28 +294,42 @@ struct GradientSums {
     }
 };
 
-// A thread's fours of a tile: use(number, unit and four of the tile, where it lies, row and column of the weights).
+// A thread's fours of a tile: use(number, unit and four of the tile, where it lies, row and column of the weights). Where
+// they lie is worked out anew each time: there are no registers to keep it in.
 template <int EACH, class Use>
 __device__ __forceinline__ void each_four(const GradientTile& tile, const LayerSizes& sizes, const Use& use) {
+    int thread = threadIdx.x;
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(thread));
+#endif
 #pragma unroll
     for (int i = 0; i < EACH / 4; ++i) {
-        const int item = threadIdx.x + i * THREADS, unit = item / (2 * EACH), four = item % (2 * EACH);
+        const int item = thread + i * THREADS, unit = item / (2 * EACH), four = item % (2 * EACH);
         const int n = tile.first_unit + unit, k = tile.first_feature + 4 * four;
         if (n < sizes.N && k < sizes.K) use(i, unit, four, static_cast<long long>(n) * sizes.w_stride + k, n, k);
     }
 }
 
 // One tile, from its sums to its weights; the launch before is waited for here.
-template <int PARTS, class Inputs>
-__device__ __forceinline__ void update_tile(const Step& step, const GradientTile& tile, float* room, u32 optimiser,
-                                            const LayerMemory& memory, const LayerSizes& sizes, const PixelWords* words) {
+template <int PARTS, u32 OPTIMISER, class Inputs>
+__device__ __forceinline__ void update_tile(const Step& step, const GradientTile& tile, float* room, const LayerMemory& memory,
+                                            const LayerSizes& sizes, const PixelWords* words) {
     constexpr int EACH = Inputs::EACH, TILES = Inputs::TILES, ITEMS = EACH / 4;
     constexpr bool IS_EARLY = Inputs::A_PARTS == 1 && EACH == 8;  // rows of the data
     const GradientSums<EACH> sums = {room};
+    float* const kept = room + SUM_FLOATS + 4 * threadIdx.x;  // (w, mean, square; ITEMS; THREADS) fours
+    const auto place = [&](int array, int i) { return kept + (array * ITEMS + i) * 4 * THREADS; };
     const int warp = threadIdx.x / 32, steps = tile.steps();
     Inputs inputs[2];
     float dz[2][4][4];
-    Kept kept[ITEMS];
+    __shared__ Rule rule;  // where it takes no registers, as what is moved
+    if (threadIdx.x == 0) rule = step.rule();
+    each_four<EACH>(tile, sizes, [&](int i, int, int, long long at, int, int) {
+        copy_async(place(0, i), memory.w + at, true);
+        if (OPTIMISER != SGD) copy_async(place(1, i), memory.mean + at, true);
+        if (OPTIMISER == ADAM) copy_async(place(2, i), memory.square + at, true);
+    });
+    close_stage();
     if (IS_EARLY) tile.load_inputs(inputs[0], warp), tile.load_inputs(inputs[1], warp + WARPS);
     wait_for_step_before();
     int first = warp;
@@ -339,26 +359,25 @@ __device__ __forceinline__ void update_tile(const Step& step, const GradientTile
         sums.keep(c, first == warp);
         first += 2 * WARPS;
     } while (first < steps);
-    each_four<EACH>(tile, sizes, [&](int i, int, int, long long at, int, int) {
-        load_several<true>(kept[i].w, memory.w + at);
-        if (optimiser != SGD) load_several<true>(kept[i].mean, memory.mean + at);
-        if (optimiser == ADAM) load_several<true>(kept[i].square, memory.square + at);
-    });
-    const Rule rule = step.rule();
+    await_stages<0>();
     __syncthreads();
     each_four<EACH>(tile, sizes, [&](int i, int unit, int four, long long at, int n, int k) {
         const float4 sum = sums.add_up(unit, four);
         const float by = words ? words->scale : 1.0f, gradients[4] = {by * sum.x, by * sum.y, by * sum.z, by * sum.w};
-        move(optimiser, rule, gradients, kept[i].w, kept[i].mean, kept[i].square, sizes.K - k);
-        store_several(memory.w + at, kept[i].w);
-        if (optimiser != SGD) store_several(memory.mean + at, kept[i].mean);
-        if (optimiser == ADAM) store_several(memory.square + at, kept[i].square);
-        if (words) words->store<PARTS>(step, n, k, kept[i].w);
+        Kept moved;
+        load_several<false>(moved.w, place(0, i));
+        if (OPTIMISER != SGD) load_several<false>(moved.mean, place(1, i));
+        if (OPTIMISER == ADAM) load_several<false>(moved.square, place(2, i));
+        move(OPTIMISER, rule, gradients, moved.w, moved.mean, moved.square, sizes.K - k);
+        store_several(memory.w + at, moved.w);
+        if (OPTIMISER != SGD) store_several(memory.mean + at, moved.mean);
+        if (OPTIMISER == ADAM) store_several(memory.square + at, moved.square);
+        if (words) words->store<PARTS>(step, n, k, moved.w);
     });
 }
 
 // dz^T a of every layer, and the update: a block makes 32 units of 64 bytes or 32 floats. The tally is the first block's.
-template <int PARTS>
+template <int PARTS, u32 OPTIMISER>
 __global__ void __launch_bounds__(THREADS, 2)
 pixels_update(const Step step, const __grid_constant__ Layers layers, const PixelWords pixels, const Tally tally) {
     extern __shared__ float4 room[];
@@ -376,9 +395,9 @@ pixels_update(const Step step, const __grid_constant__ Layers layers, const Pixe
     float* const sums = reinterpret_cast<float*>(room);
     if (layer == 0) {
         const GradientTile tile = {pixels.x, memory.dz, step.rows(), pixels.x_stride, sizes.dz_stride, feature * 64, unit, size};
-        update_tile<PARTS, ByteInputs>(step, tile, sums, layers.optimiser, memory, sizes, &pixels);
+        update_tile<PARTS, OPTIMISER, ByteInputs>(step, tile, sums, memory, sizes, &pixels);
     } else {
         const GradientTile tile = {memory.a, memory.dz, nullptr, sizes.a_stride, sizes.dz_stride, feature * 32, unit, size};
-        update_tile<PARTS, FloatInputs<PARTS>>(step, tile, sums, layers.optimiser, memory, sizes, nullptr);
+        update_tile<PARTS, OPTIMISER, FloatInputs<PARTS>>(step, tile, sums, memory, sizes, nullptr);
     }
 }

@@ -34,7 +34,7 @@ from onchip.kernels.cuda.program import (
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import why_not_trained
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
 from onchip.spec.build import mlp
 from onchip.spec.network import Network
 
@@ -44,7 +44,7 @@ CLUSTER_SOURCE = Path(__file__).parent / "mlp_train_cluster.cu"
 CLUSTER, CLUSTER_ROWS = 8, 16  # blocks, and the rows that they take at a time
 MOST_CLUSTERS = 32  # of a launch: two blocks a multiprocessor
 STAGE_K = 64  # terms of words
-MOST_ROW_TILES, FORWARD_UNITS = 8, 8  # of a forward block: 16 rows each, and columns
+MOST_ROW_TILES, FORWARD_UNITS = 4, 16  # of a forward block: 16 rows each, and columns
 MOST_FORWARD_BYTES = 112 << 10  # of shared memory, of which two blocks have room
 UNITS, BYTE_FEATURES, FLOAT_FEATURES = 32, 64, 32  # of a gradient's tile
 LEAST_BATCH, MOST_BATCH = 129, 256  # rows: timed with 256; with 1,024 mlp_train was sooner done
@@ -52,7 +52,7 @@ LEAST_BATCH, MOST_BATCH = 129, 256  # rows: timed with 256; with 1,024 mlp_train
 # at 21.5: this is as large a share of it.
 _STEP_US = 16.5
 _FORWARD_START = 4  # tiles of rows that a forward block could make while it waits for weights
-_SUM_BYTES = 8 * UNITS * BYTE_FEATURES * 4
+_TILE_BYTES = UNITS * BYTE_FEATURES * 4
 _BUDGET = Budget(registers=128, spill_bytes=48)
 _UPDATE_BUDGET = Budget(registers=128, spill_bytes=176)  # sums of a tile, while the next rows come
 
@@ -131,11 +131,12 @@ class ThreeLowering(TrainLowering):
 
     def _pixels_forward(self, step: Struct) -> KernelLaunch:
         layer, tiles = self.layers[0], self.row_tiles
-        program = Program(PIXELS_SOURCE, f"pixels_forward<{self.byte_rows.parts}, {tiles}>")
+        code, slope = layer.activation
+        program = Program(PIXELS_SOURCE, f"pixels_forward<{self.byte_rows.parts}, {tiles}, {code}>")
         blocks = -(-self.job.batch // (16 * tiles)) * -(-layer.N // FORWARD_UNITS)
-        codes = UInt32(self.width(0)), *map(UInt32, layer.activation)
+        sizes = UInt32(self.width(0)), UInt32(slope)
         shared = self.forward_bytes(tiles)
-        return self._launch(program, blocks, _BUDGET, shared, step, self._pixels(), State("a0"), *codes)
+        return self._launch(program, blocks, _BUDGET, shared, step, self._pixels(), State("a0"), *sizes)
 
     @cached_property
     def cluster_bytes(self) -> int:
@@ -154,8 +155,10 @@ class ThreeLowering(TrainLowering):
         return 4 * (floats + most)
 
     def _cluster(self, step: Struct) -> KernelLaunch:
-        widths = ", ".join(str(layer.N) for layer in self.layers)
-        program = Program(CLUSTER_SOURCE, f"train_cluster<{self.byte_rows.parts}, {widths}>")
+        gives = ", ".join(f"Gives<{layer.N}, {layer.activation[0]}>" for layer in self.layers)
+        program = Program(
+            CLUSTER_SOURCE, f"train_cluster<{self.byte_rows.parts}, {LOSSES.index(self.job.loss)}, {gives}>"
+        )
         clusters = min(-(-self.job.batch // CLUSTER_ROWS), MOST_CLUSTERS)
         config = LaunchConfig(
             (clusters * CLUSTER, self.networks, 1), (THREADS, 1, 1), self.cluster_bytes, overlaps=True, cluster=CLUSTER
@@ -167,9 +170,10 @@ class ThreeLowering(TrainLowering):
         across = [-(-layer.terms // (FLOAT_FEATURES if i else BYTE_FEATURES)) for i, layer in enumerate(self.layers)]
         blocks = [count * -(-layer.N // UNITS) for count, layer in zip(across, self.layers, strict=True)]
         layers = self._layers(numbers, blocks, across)
-        program = Program(PIXELS_SOURCE, f"pixels_update<{self.byte_rows.parts}>")
+        program = Program(PIXELS_SOURCE, f"pixels_update<{self.byte_rows.parts}, {OPTIMISERS[self.job.optimiser]}>")
+        shared = _TILE_BYTES * (8 + 1 + OPTIMISERS[self.job.optimiser])  # sums of 8 warps, and what is moved
         return self._launch(
-            program, 1 + sum(blocks), _UPDATE_BUDGET, _SUM_BYTES, step, layers, self._pixels(), tally_struct()
+            program, 1 + sum(blocks), _UPDATE_BUDGET, shared, step, layers, self._pixels(), tally_struct()
         )
 
 

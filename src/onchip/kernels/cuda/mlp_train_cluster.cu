@@ -7,8 +7,9 @@
 //         itself, so that these need not be handed on; of layers before it makes the gradients of its own units. Warps
 //         share the terms of a sum. Its weights lie in shared memory before it waits for the launch before.
 // Floor   784-320-160-10, 256 rows: 16 clusters, 128 blocks. A block reads 65 KB of weights, before it waits, and 21 KB
-//         of rows, 0.2 us at 48 B a clock; a barrier of the cluster, 0.2 us; a launch, 0.7 us: 1.1 us. An H200 takes
-//         14.3 us in fp32 and 11.3 in bf16, launch after launch.
+//         of rows, 0.2 us at 48 B a clock; a barrier of the cluster, 0.2 us; a launch, 0.7 us: 1.1 us. From what it waits
+//         for to its end a block of an H200 takes 8.5 us in fp32 and 5.8 in bf16: it runs once through code that is in no
+//         cache, of which 25 KB take longer than what they compute.
 // Order   A sum goes over steps of 16 terms, DEEP warps by turns; of each step the lowest products first, in fp32 added up
 //         in float; then the warps' sums first to last. It depends on the widths alone.
 // Layout  As mlp_train.cu.
@@ -46,10 +47,8 @@ struct Product {
         const int first = warp / DEEP * NT, deep = warp % DEEP;
         if (first >= TILES || warp >= DEEP * ACROSS) return;
         float sums[1][NT][4] = {};
-#pragma unroll
-        for (int i = 0; i < (STEPS + DEEP - 1) / DEEP; ++i) {
-            const int step = deep + i * DEEP;
-            if (step >= STEPS) break;
+#pragma unroll 1  // a launch runs once through its code: to fetch more of it takes longer than to wait in a loop
+        for (int step = deep; step < STEPS; step += DEEP) {
             float v[8];  // rows g and g + 8
 #pragma unroll
             for (int k = 0; k < 8; ++k) v[k] = a[(g + k / 2 % 2 * 8) * a_pitch + 16 * step + q + k / 4 * 8 + k % 2 * 4];
@@ -125,6 +124,8 @@ struct Room {
         const int all[] = {W::N...};
         return all[l];
     }
+    // Of four numbers from n on, those that a row has: where all are known to be there, the compiler does not ask.
+    static __device__ __forceinline__ int left(int l, int n) { return at(l) % 4 == 0 ? 4 : at(l) - n; }
     static __device__ constexpr u32 code(int l) {
         const u32 all[] = {W::CODE...};
         return all[l];
@@ -174,14 +175,19 @@ struct Room {
     static __device__ constexpr int bytes() { return 4 * (parts() + most_parts<>()); }
 };
 
-// (rows, pitch) of (there, stride) floats, zeros behind the last of `columns` and of the rows that are there; on its way.
-__device__ __forceinline__ void copy_rows(float* to, int pitch, const float* from, int stride, int rows, int columns, int there,
-                                          int left) {
-    const int fours = columns / 4;
-    for (int i = threadIdx.x; i < rows * fours; i += THREADS) {
-        const int row = i / fours, column = i % fours * 4;
-        const bool is_there = row < there && column < left;
-        copy_async(to + row * pitch + column, from + (is_there ? static_cast<long long>(row) * stride + column : 0), is_there);
+// (ROWS, PITCH) of (there, stride) floats, COLUMNS of them a row, zeros behind the `left` and the rows that are there; on its
+// way. Lanes have places in a row, and no division.
+template <int ROWS, int COLUMNS, int PITCH>
+__device__ __forceinline__ void copy_rows(float* to, const float* from, int stride, int there, int left) {
+    constexpr int FOURS = COLUMNS / 4, LANES = FOURS > 16 ? 32 : FOURS > 8 ? 16 : FOURS > 4 ? 8 : 4;
+#pragma unroll 1
+    for (int row = threadIdx.x / LANES; row < ROWS; row += THREADS / LANES) {
+#pragma unroll
+        for (int i = 0; i < (FOURS + LANES - 1) / LANES; ++i) {
+            const int column = 4 * (threadIdx.x % LANES + i * LANES);
+            const bool is_there = row < there && column < left;
+            if (column < COLUMNS) copy_async(to + row * PITCH + column, from + (is_there ? row * stride + column : 0), is_there);
+        }
     }
 }
 
@@ -203,12 +209,12 @@ __device__ __forceinline__ void bring_weights(const Step& step, const RowLayers&
     const RowLayer& layer = layers.of[l];
     const float* const w = step.mine(layers.memory[l].w);
     const int first = l == L ? 0 : rank * 8 * R::own(l);
-    copy_rows(room + R::weights(l), R::pitch(l - 1), w + static_cast<long long>(first) * layer.w_stride, layer.w_stride,
-              R::weight_rows(l), 16 * steps_of(K), N - first, layer.w_stride);
+    copy_rows<R::weight_rows(l), 16 * steps_of(K), R::pitch(l - 1)>(room + R::weights(l), w + first * layer.w_stride,
+                                                                   layer.w_stride, N - first, layer.w_stride);
     if constexpr (l < L) {
         const int column = rank * 8 * R::own(l - 1);
-        copy_rows(room + R::back(l), R::back_pitch(l), w + column, layer.w_stride, 16 * steps_of(N), 8 * R::own(l - 1), N,
-                  layer.w_stride - column);
+        copy_rows<16 * steps_of(N), 8 * R::own(l - 1), R::back_pitch(l)>(room + R::back(l), w + column, layer.w_stride, N,
+                                                                       layer.w_stride - column);
         bring_weights<R, l + 1>(step, layers, room, rank);
     }
 }
@@ -229,7 +235,7 @@ __device__ __forceinline__ void put_ones(const RowLayers& layers, float* room) {
 template <class R, int l>
 __device__ __forceinline__ void tell_cluster(float* room, int row, int column, const float4& four) {
     float* const to = room + R::values(l) + row * R::pitch(l) + column;
-    if (R::at(l) - column >= 4) {
+    if (R::left(l, column) >= 4) {
 #pragma unroll
         for (u32 rank = 0; rank < CLUSTER; ++rank) store_four_to_block(to, rank, four);
     } else {
@@ -237,7 +243,7 @@ __device__ __forceinline__ void tell_cluster(float* room, int row, int column, c
         for (u32 rank = 0; rank < CLUSTER; ++rank)
 #pragma unroll
             for (int i = 0; i < 3; ++i)
-                if (i < R::at(l) - column) store_to_block(to + i, rank, v[i]);
+                if (i < R::left(l, column)) store_to_block(to + i, rank, v[i]);
     }
 }
 
@@ -247,8 +253,8 @@ struct Targets {
     static constexpr int N = R::at(R::L), LANES = N > 16 ? 32 : 16, AT_ONCE = THREADS / LANES, TURNS = ROWS / AT_ONCE;
     static constexpr bool HAS_CLASSES = R::LOSS == CROSS_ENTROPY;
     long long number[TURNS];
-    int truth[TURNS];
-    float weight[TURNS];
+    int truth[TURNS], best[TURNS];
+    float weight[TURNS], total[TURNS], above[TURNS];
 
     static __device__ __forceinline__ int row(int turn) { return threadIdx.x / LANES + turn * AT_ONCE; }
     __device__ __forceinline__ void find_rows(const Step& step, const TileRows& rows) {
@@ -263,30 +269,32 @@ struct Targets {
             weight[i] = row(i) >= rows.there() ? 0.0f : layers.weights ? step.mine(layers.weights)[number[i]] : 1.0f;
         }
     }
-    // The loss of a row whose outputs are at `made`, a lane each, where their gradients replace them.
-    __device__ __forceinline__ float loss_of(int i, const RowLayers& layers, float* made, int& hit) const {
+    // Of a row whose outputs are at `made`, a lane each: their gradients replace them.
+    __device__ __forceinline__ void to_gradient(int i, const RowLayers& layers, float* made) {
         const int n = threadIdx.x % LANES;
         const float out = n < N ? made[n] : 0.0f;
-        float loss, gradient;
+        float gradient;
         if constexpr (HAS_CLASSES) {
             float most = n < N ? out : __uint_as_float(0xff800000u);
-            int best = n < N ? n : N;
-            join_largest<LANES>(most, best, N);
+            best[i] = n < N ? n : N;
+            join_largest<LANES>(most, best[i], N);
             const float share = n < N ? expf(out - most) : 0.0f, rest = layers.smoothing / N;
-            const float total = reduce_lanes<Sum, LANES>(share);
-            gradient = share / total - (n == truth[i] ? 1.0f - layers.smoothing + rest : rest);
-            loss = logf(total) - (1.0f - layers.smoothing) * (__shfl_sync(~0u, out, truth[i], LANES) - most);
-            if (layers.smoothing > 0.0f) loss -= rest * reduce_lanes<Sum, LANES>(n < N ? out - most : 0.0f);
-            hit = best == truth[i];
+            total[i] = reduce_lanes<Sum, LANES>(share);
+            gradient = share / total[i] - (n == truth[i] ? 1.0f - layers.smoothing + rest : rest);
+            above[i] = (1.0f - layers.smoothing) * (__shfl_sync(~0u, out, truth[i], LANES) - most);
+            if (layers.smoothing > 0.0f) above[i] += rest * reduce_lanes<Sum, LANES>(n < N ? out - most : 0.0f);
         } else {
             const float difference = n < N ? out - static_cast<const float*>(layers.targets)[number[i] * N + n] : 0.0f;
             gradient = through(R::code(R::L), __uint_as_float(layers.of[R::L].slope), difference, out);
-            loss = reduce_lanes<Sum, LANES>(difference * difference) * (R::LOSS == HALF_SSE ? 0.5f : 1.0f / N);
-            hit = 0;
+            total[i] = reduce_lanes<Sum, LANES>(difference * difference);
         }
         if (n < N) made[n] = weight[i] * gradient;
-        return weight[i] * loss;
     }
+    __device__ __forceinline__ float loss(int i) const {
+        if constexpr (HAS_CLASSES) return weight[i] * (logf(total[i]) - above[i]);
+        else return weight[i] * total[i] * (R::LOSS == HALF_SSE ? 0.5f : 1.0f / N);
+    }
+    __device__ __forceinline__ int hit(int i) const { return HAS_CLASSES && best[i] == truth[i]; }
 };
 
 // Layers l and on: forward. Behind the last of them the gradients of the outputs are there.
@@ -309,7 +317,7 @@ __device__ __forceinline__ void go_forward(const Step& step, const RowLayers& la
         Forward::each([&](int i, int row, int column) {  // behind the arrival, which would wait until memory has it
             const float four[4] = {made[i].x, made[i].y, made[i].z, made[i].w};
             const int n = first + column;
-            if (row < there && n < R::at(l)) store_first(a + static_cast<long long>(row) * layer.stride + n, four, R::at(l) - n);
+            if (row < there && n < R::at(l)) store_first(a + static_cast<long long>(row) * layer.stride + n, four, R::left(l, n));
         });
         await_cluster();
         go_forward<R, l + 1>(step, layers, rows);
@@ -317,7 +325,7 @@ __device__ __forceinline__ void go_forward(const Step& step, const RowLayers& la
         Forward::finish(parts, [&](int, int row, int column, const float4& sum) {
             const float4 made = activated<R::code(L)>(sum, layer.slope);
             const float four[4] = {made.x, made.y, made.z, made.w};
-            store_first(room + R::values(L) + row * R::pitch(L) + column, four, R::at(L) - column);
+            store_first(room + R::values(L) + row * R::pitch(L) + column, four, R::left(L, column));
         });
     }
 }
@@ -342,7 +350,7 @@ __device__ __forceinline__ void go_back(const Step& step, const RowLayers& layer
         float* const at = values + row * R::pitch(l - 1) + n;
         made[i] = through<R::code(l - 1)>(before.slope, sum, load4(at));
         const float four[4] = {made[i].x, made[i].y, made[i].z, made[i].w};
-        if (l > 1 && IS_FOR_ALL) store_first(at, four, D - n);
+        if (l > 1 && IS_FOR_ALL) store_first(at, four, R::left(l - 1, n));
         if (l > 1 && !IS_FOR_ALL) tell_cluster<R, l - 1>(room, row, n, made[i]);
     });
     if (l > 1 && !IS_FOR_ALL) arrive_at_cluster();
@@ -350,7 +358,7 @@ __device__ __forceinline__ void go_back(const Step& step, const RowLayers& layer
         const float four[4] = {made[i].x, made[i].y, made[i].z, made[i].w};
         const int n = first + column;
         if (row < there && n < D && n >= own && n < own + OWN)
-            store_first(dz + static_cast<long long>(row) * before.stride + n, four, D - n);
+            store_first(dz + static_cast<long long>(row) * before.stride + n, four, R::left(l - 1, n));
     });
     if constexpr (l > 1) {
         if (IS_FOR_ALL) __syncthreads();
@@ -370,12 +378,12 @@ train_cluster(const __grid_constant__ Step step, const __grid_constant__ RowLaye
     float* const room = reinterpret_cast<float*>(whole);
     const u32 rank = cluster_rank();
     arrive_at_cluster();
+    touch_arguments(step), touch_arguments(layers);
     bring_weights<R, 1>(step, layers, room, rank);
     close_stage();
     const int size = step.size(), clusters = gridDim.x / CLUSTER, tiles = (size + ROWS - 1) / ROWS;
     const int first_tile = blockIdx.x / CLUSTER;
     const RowLayer& given = layers.of[0];
-    touch_arguments(layers);
     put_ones<R, 1>(layers, room);
     await_cluster();  // all blocks have begun, so they can be told
     if (first_tile >= tiles) {
@@ -391,25 +399,26 @@ train_cluster(const __grid_constant__ Step step, const __grid_constant__ RowLaye
         targets.find_targets(step, layers, rows);
         if (tile == first_tile) wait_for_step_before();
         else wait_for_cluster();  // nobody still reads what the next rows replace
-        copy_rows(room + R::values(0), R::pitch(0), step.mine(layers.memory[0].a) + static_cast<long long>(rows.first) * given.stride,
-                  given.stride, ROWS, 16 * steps_of(R::at(0) + 1), rows.there(), given.stride);
+        copy_rows<ROWS, 16 * steps_of(R::at(0) + 1), R::pitch(0)>(
+            room + R::values(0), step.mine(layers.memory[0].a) + static_cast<long long>(rows.first) * given.stride, given.stride,
+            rows.there(), given.stride);
         close_stage();
         await_stages<0>();
         __syncthreads();
         go_forward<R, 1>(step, layers, rows);
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < Rows::TURNS; ++i) {
-            const int row = Rows::row(i), lane = threadIdx.x % Rows::LANES, at = rows.first + row;
-            float* const made = room + R::values(L) + row * R::pitch(L);
-            int hit;
-            const float loss = targets.loss_of(i, layers, made, hit);
-            if (rank > 0 || row >= rows.there()) continue;
-            if (lane == 0) step.mine(layers.losses)[at] = loss, step.mine(layers.hits)[at] = hit;
-            if (lane < Rows::N)
-                step.mine(layers.memory[L].dz)[static_cast<long long>(at) * layers.of[L].stride + lane] = made[lane];
-        }
+        for (int i = 0; i < Rows::TURNS; ++i) targets.to_gradient(i, layers, room + R::values(L) + Rows::row(i) * R::pitch(L));
         __syncthreads();
         go_back<R, L>(step, layers, rows);
+#pragma unroll
+        for (int i = 0; i < Rows::TURNS; ++i) {
+            const int row = Rows::row(i), lane = threadIdx.x % Rows::LANES, at = rows.first + row;
+            if (rank > 0 || row >= rows.there()) continue;
+            if (lane == 0) step.mine(layers.losses)[at] = targets.loss(i), step.mine(layers.hits)[at] = targets.hit(i);
+            if (lane < Rows::N)
+                step.mine(layers.memory[L].dz)[static_cast<long long>(at) * layers.of[L].stride + lane] =
+                    room[R::values(L) + row * R::pitch(L) + lane];
+        }
     }
 }

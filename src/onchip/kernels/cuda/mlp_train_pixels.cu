@@ -8,14 +8,16 @@
 //         weights lie in memory as such words, beside the floats, and whoever updates them writes both. Gradients are
 //         updates where they are summed up.
 // Floor   784-320-160-10, 256 rows, fp32: 0.39 G multiplications of bf16 in the first layer, 0.16 G in gradients of
-//         others: 1.1 us at 989 Tflop/s. Forward reads 40 KB of words a block, gradients 32 KB of dz: 0.4 us each at 48 B
-//         a clock; two launches, 1.4 us: 3.3 us. An H200 takes 5.8 us forward and 7.1 for gradients in fp32, 4.2 and
-//         5.3 in bf16.
-// Order   Forward: stages of 64 terms, 8 warps by turns; gradients: 16 rows, 8 warps by turns. Each stage, and each two
-//         steps of rows, is added up in float, the lowest parts first. Then the warps' sums first to last.
+//         others: 1.1 us at 989 Tflop/s. Forward reads 80 KB of words a block, gradients 32 KB of dz: 0.9 and 0.4 us at
+//         48 B a clock; two launches, 1.4 us: 3.8 us. From what it waits for to its end a block of an H200 takes 5.5 us
+//         forward and 5.0 for gradients in fp32, 3.1 and 3.1 in bf16. A launch runs once through its code, and has to
+//         fetch it: loops are not unrolled over rows.
+// Order   Forward: stages of 64 terms, 8 warps by turns, each stage added up in float; gradients: 16 rows, 8 warps by
+//         turns. The lowest parts first. Then the warps' sums first to last.
 // Layout  x (n, D_in, a byte that stands for 1 if the layer has a bias, zeros), rows of multiples of 16 bytes. words
 //         (PARTS, N, stages of 64) of bf16. Others as mlp_train.cu.
-// Shared  Forward: 832 B a row here, and then the warps' sums: at most 128 rows. Gradients: 8 x 64 x 32 floats, 65,536 B.
+// Shared  Forward: 832 B a row here, and then the warps' sums: at most 64 rows. Gradients: 8 x 64 x 32 floats, 65,536 B, and
+//         8,192 of weights, as much again for each number that an optimiser keeps.
 // Limits  PARTS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). Rows of at most 6,000 bytes. sm_80 up.
 #include "mlp_train_bytes.cuh"
 
@@ -65,7 +67,6 @@ __global__ void __launch_bounds__(THREADS, 2)
 pixels_forward(const Step step, const PixelWords pixels, float* y, int y_stride, u32 slope) {
     extern __shared__ float4 room[];
     constexpr int ROWS = 16 * MT, STEPS = STAGE_K / 16, NT = 2, COLUMNS = 8 * NT;
-    constexpr int AHEAD = PARTS == 3 ? 1 : 2;  // stages whose words there are registers for
     const int blocks_across = (pixels.N + COLUMNS - 1) / COLUMNS, size = step.size(), stages = pixels.stride / STAGE_K;
     const int first_m = blockIdx.x / blocks_across * ROWS, first_n = blockIdx.x % blocks_across * COLUMNS;
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
@@ -89,57 +90,48 @@ pixels_forward(const Step step, const PixelWords pixels, float* y, int y_stride,
     }
     close_stage();
     wait_for_step_before();
-    uint4 words[AHEAD][PARTS][NT][2];
-    const auto fetch = [&](int i, int stage) {
+    uint4 words[PARTS][NT][2];
+    const auto fetch = [&](int stage) {
         if (stage >= stages) return;
 #pragma unroll
         for (int n = 0; n < PARTS * NT * 2; ++n) {
             const int part = n / 2 / NT, j = n / 2 % NT, column = first_n + 8 * j + g;
-            words[i][part][j][n % 2] = __ldcg(reinterpret_cast<const uint4*>(
+            words[part][j][n % 2] = __ldcg(reinterpret_cast<const uint4*>(
                 pixels.row(step, part * pixels.N + (column < pixels.N ? column : pixels.N - 1)) + stage * STAGE_K + 16 * q +
                 n % 2 * 8));
         }
     };
-#pragma unroll
-    for (int i = 0; i < AHEAD; ++i) fetch(i, warp + i * WARPS);
+    fetch(warp);
     await_stages<0>();
     __syncthreads();
     float totals[MT][NT][4] = {};
 #pragma unroll 1
-    for (int first = warp; first < stages; first += AHEAD * WARPS) {
-        if (first > warp) {
+    for (int stage = warp; stage < stages; stage += WARPS) {
+        if (stage > warp) fetch(stage);
 #pragma unroll
-            for (int i = 0; i < AHEAD; ++i) fetch(i, first + i * WARPS);
-        }
+        for (int t = 0; t < MT; ++t) {
+            const unsigned char* const here = rows + (16 * t + g) * pitch + stage * STAGE_K + 16 * q;
+            const uint4 upper = *reinterpret_cast<const uint4*>(here), lower = *reinterpret_cast<const uint4*>(here + 8 * pitch);
+            const u32 of[2][STEPS] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
+            float c[1][NT][4] = {};
 #pragma unroll
-        for (int i = 0; i < AHEAD; ++i) {
-            const int stage = first + i * WARPS;
-            if (stage >= stages) break;
+            for (int k = 0; k < STEPS; ++k) {
+                u32 a[1][1][4], b[NT][PARTS][2];
 #pragma unroll
-            for (int t = 0; t < MT; ++t) {
-                const unsigned char* const here = rows + (16 * t + g) * pitch + stage * STAGE_K + 16 * q;
-                const uint4 upper = *reinterpret_cast<const uint4*>(here), lower = *reinterpret_cast<const uint4*>(here + 8 * pitch);
-                const u32 of[2][STEPS] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
-                float c[1][NT][4] = {};
-#pragma unroll
-                for (int k = 0; k < STEPS; ++k) {
-                    u32 a[1][1][4], b[NT][PARTS][2];
-#pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        a[0][0][half] = upper_halves(byte_of<0>(of[half][k]), byte_of<1>(of[half][k]));
-                        a[0][0][2 + half] = upper_halves(byte_of<2>(of[half][k]), byte_of<3>(of[half][k]));
-                    }
-#pragma unroll
-                    for (int n = 0; n < PARTS * NT; ++n) {
-                        const uint4& some = words[i][n / NT][n % NT][k / 2];
-                        u32(&two)[2] = b[n % NT][n / NT];
-                        two[0] = k % 2 ? some.z : some.x, two[1] = k % 2 ? some.w : some.y;
-                    }
-                    add_products(c, a, b);
+                for (int half = 0; half < 2; ++half) {
+                    a[0][0][half] = upper_halves(byte_of<0>(of[half][k]), byte_of<1>(of[half][k]));
+                    a[0][0][2 + half] = upper_halves(byte_of<2>(of[half][k]), byte_of<3>(of[half][k]));
                 }
 #pragma unroll
-                for (int n = 0; n < 4 * NT; ++n) totals[t][n / 4][n % 4] += c[0][n / 4][n % 4];
+                for (int n = 0; n < PARTS * NT; ++n) {
+                    const uint4& some = words[n / NT][n % NT][k / 2];
+                    u32(&two)[2] = b[n % NT][n / NT];
+                    two[0] = k % 2 ? some.z : some.x, two[1] = k % 2 ? some.w : some.y;
+                }
+                add_products(c, a, b);
             }
+#pragma unroll
+            for (int n = 0; n < 4 * NT; ++n) totals[t][n / 4][n % 4] += c[0][n / 4][n % 4];
         }
     }
     __syncthreads();
@@ -269,17 +261,13 @@ struct GradientSums {
         return ((warp * TILE_UNITS + unit) * FOURS + (four ^ swap)) * 4;
     }
     // c[t][j][2 h + w]: feature EACH g + 2 t + h, unit 8 q + 4 w + j.
-    __device__ __forceinline__ void keep(const float (&c)[EACH / 2][4][4], bool is_first) const {
+    __device__ __forceinline__ void keep(const float (&c)[EACH / 2][4][4]) const {
         const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 8 * EACH / 4; ++i) {
             const int unit = i % 8, w = unit / 4, j = unit % 4, t = i / 8 * 2;
             float* const to = at + place(warp, 8 * q + unit, g * (EACH / 4) + i / 8);
-            float four[4] = {c[t][j][w], c[t][j][2 + w], c[t + 1][j][w], c[t + 1][j][2 + w]};
-            if (!is_first) {
-                const float4 before = load4(to);
-                four[0] += before.x, four[1] += before.y, four[2] += before.z, four[3] += before.w;
-            }
+            const float four[4] = {c[t][j][w], c[t][j][2 + w], c[t + 1][j][w], c[t + 1][j][2 + w]};
             store_several(to, four);
         }
     }
@@ -332,33 +320,31 @@ __device__ __forceinline__ void update_tile(const Step& step, const GradientTile
     close_stage();
     if (IS_EARLY) tile.load_inputs(inputs[0], warp), tile.load_inputs(inputs[1], warp + WARPS);
     wait_for_step_before();
-    int first = warp;
-#pragma unroll 1
-    do {  // two steps of rows: their sums stay no longer in registers, which are wanted for loads
-        tile.load_dz(dz[0], first), tile.load_dz(dz[1], first + WARPS);
-        if (!IS_EARLY || first > warp) tile.load_inputs(inputs[0], first), tile.load_inputs(inputs[1], first + WARPS);
-        float c[TILES][4][4] = {};
+    tile.load_dz(dz[0], warp), tile.load_dz(dz[1], warp + WARPS);
+    if (!IS_EARLY) tile.load_inputs(inputs[0], warp), tile.load_inputs(inputs[1], warp + WARPS);
+    float c[TILES][4][4] = {};
+#pragma unroll 1  // a launch runs once through its code: to fetch it twice takes longer
+    for (int number = warp; number < steps; number += WARPS) {
+        u32 a[TILES][Inputs::A_PARTS][4];
+        inputs[0].widen(a);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if (first + i * WARPS >= steps) break;
-            u32 a[TILES][Inputs::A_PARTS][4];
-            inputs[i].widen(a);
+        for (int j = 0; j < 4; ++j) {
+            float v[4] = {dz[0][0][j], dz[0][1][j], dz[0][2][j], dz[0][3][j]};
+            u32 b[PARTS][2];
+            split_numbers(b, v);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float v[4] = {dz[i][0][j], dz[i][1][j], dz[i][2][j], dz[i][3][j]};
-                u32 b[PARTS][2];
-                split_numbers(b, v);
+            for (int both = PARTS - 1; both >= 0; --both)
 #pragma unroll
-                for (int both = PARTS - 1; both >= 0; --both)
+                for (int part = 0; part < Inputs::A_PARTS && part <= both; ++part)
 #pragma unroll
-                    for (int part = 0; part < Inputs::A_PARTS && part <= both; ++part)
-#pragma unroll
-                        for (int t = 0; t < TILES; ++t) mma<Bf16>(c[t][j], a[t][part], b[both - part][0], b[both - part][1]);
-            }
+                    for (int t = 0; t < TILES; ++t) mma<Bf16>(c[t][j], a[t][part], b[both - part][0], b[both - part][1]);
         }
-        sums.keep(c, first == warp);
-        first += 2 * WARPS;
-    } while (first < steps);
+        inputs[0] = inputs[1];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) dz[0][i / 4][i % 4] = dz[1][i / 4][i % 4];
+        tile.load_dz(dz[1], number + 2 * WARPS), tile.load_inputs(inputs[1], number + 2 * WARPS);
+    }
+    sums.keep(c);
     await_stages<0>();
     __syncthreads();
     each_four<EACH>(tile, sizes, [&](int i, int unit, int four, long long at, int n, int k) {

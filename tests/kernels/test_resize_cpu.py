@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 import onchip
-from checks import assert_error_within
+from checks import assert_error_within, rows
 from emulated_engine import one_layer
+from image_networks import SAME, weight
 from onchip.kernels import reference
 from onchip.plan.layout import CHANNELS_LAST
-from onchip.spec.build import sequential
-from onchip.spec.layers import Conv2d, LinearResize
+from onchip.spec.layers import Concat, LinearResize
+from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 
 CASES = [
@@ -32,32 +33,28 @@ def test_rows_are_resized(sizes, row):
     assert engine(x[:0]).shape == (0, *sizes)
 
 
-def between_convolutions(row, sizes):
-    """A resize whose values only convolutions see."""
-    C, N = row[0], sizes[0]
-    resize = LinearResize(sizes, tuple(n / m for n, m in zip(sizes, row, strict=True)))
-    layers = [("a", Conv2d(pads=(1, 1, 1, 1))), ("r", resize), ("b", Conv2d(pads=(1, 1, 1, 1)))]
-    rng = np.random.default_rng(1)
-    weights = {
-        "a.weight": rng.standard_normal((C, 3, 3, 3)).astype(np.float32),
-        "b.weight": rng.standard_normal((4, N, 3, 3)).astype(np.float32),
-    }
-    return sequential(TensorType(("B", 3, *row[1:])), layers, weights)
-
-
 @pytest.mark.parametrize(
     ("row", "sizes"), [((32, 9, 7), (32, 18, 14)), ((5, 8, 8), (5, 3, 20)), ((16, 6, 6), (16, 6, 9))], ids=str
 )
 def test_values_that_convolutions_see_stay_with_channels_last(row, sizes):
-    net = between_convolutions(row, sizes)
+    """What is resized comes of one run of conv_fused and meets another's: it is part of neither."""
+    C, inputs = row[0], {"x": TensorType(("B", 3, *row[1:])), "x1": TensorType(("B", 3, *sizes[1:]))}
+    nodes = (
+        Node("a", SAME, ("x",), {"weight": "a"}), Node("b", SAME, ("x1",), {"weight": "b"}),
+        Node("r", LinearResize(sizes, tuple(n / m for n, m in zip(sizes, row, strict=True))), ("a",)),
+        Node("c", Concat(1), ("r", "b")), Node("y", SAME, ("c",), {"weight": "y"}),
+        Node("z", SAME, ("a",), {"weight": "z"}),
+    )  # fmt: skip
+    weights = {"a": weight(C, 3, 3, 3), "b": weight(6, 3, 3, 3), "y": weight(4, C + 6, 3, 3), "z": weight(2, C, 3, 3)}
+    net = Network(inputs, nodes, ("y", "z"), weights, "two images")
     engine = onchip.compile(net, "cpu", batch_hint=64)
     (resize,) = [group for group in engine.plan.groups if group.claim.kernel == "resize"]
     assert resize.claim.gives == {"r": CHANNELS_LAST}
-    assert "move" not in [group.claim.kernel for group in engine.plan.groups]
-    x = np.random.default_rng(0).standard_normal((9, 3, *row[1:])).astype(np.float32)
-    got = engine(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
-    assert np.array_equal(engine(x[5:7]), got[5:7])
+    x = tuple(rows(9, *given.row_shape) for given in inputs.values())
+    truth, naive = reference.forward_all(net, x), reference.forward_all(net, x, "float32")
+    for name, got, again in zip(net.outputs, engine(*x), engine(*(each[5:7] for each in x)), strict=True):
+        assert_error_within(got, truth[name], yardstick=naive[name])
+        assert np.array_equal(again, got[5:7])
 
 
 def test_many_numbers_are_not_left_to_numpy():

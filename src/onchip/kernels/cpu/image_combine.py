@@ -192,13 +192,12 @@ def lower_concat(to: Lowering, node: Node) -> None:
     assert isinstance(node.layer, Concat)
     if node.layer.axis % len(to.net.types[node.name].shape) != 1:
         raise UnsupportedError("a Concat of other than channels")
-    whole = to.own(node.name, image_sizes(to.net.types[node.name].row_shape), exact=True)
-    channel = 0
+    whole, channel = to.whole(node), 0
     for value in node.inputs:
         x = to.image(value)
-        to.emit(Copy(x=x, y=View(whole.store, x.sizes, channel=channel)))
+        if x.store is not whole.store:  # else it was written there
+            to.emit(Copy(x=x, y=View(whole.store, x.sizes, channel=channel)))
         channel += x.sizes[0]
-    to.values[node.name] = Value(whole, None)
 
 
 def rimmed(to: Lowering, x: View, wanted: Rim) -> View:

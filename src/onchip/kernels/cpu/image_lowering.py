@@ -18,7 +18,18 @@ from onchip.kernels.cpu.image_operation import Activated, Operation, Window
 from onchip.kernels.cpu.image_values import Rim, Sizes, Store, UnsupportedError, View
 from onchip.kernels.cpu.tile import padded
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
-from onchip.spec.layers import Convolution, Elementwise, Embedding, Interleave, Linear, Permute, PReLU, Reshape, Slice
+from onchip.spec.layers import (
+    Concat,
+    Convolution,
+    Elementwise,
+    Embedding,
+    Interleave,
+    Linear,
+    Permute,
+    PReLU,
+    Reshape,
+    Slice,
+)
 from onchip.spec.layers.conv import geometry
 from onchip.spec.network import Network, Node
 
@@ -75,6 +86,7 @@ class Lowering:
             if isinstance(node.layer, Interleave)
             for i, value in enumerate(node.inputs)
         }
+        self.concats = self._find_concats()
         self.homes: dict[str, str] = {}  # of values that lie in another's memory, once asked for
         self.rims = self._find_rims()
         convolutions = [node for node in nodes if isinstance(node.layer, Convolution)]
@@ -158,10 +170,24 @@ class Lowering:
                     rims[home] = _around(rims.get(home, (0, 0, 0, 0)), pads_of(node))
         return rims
 
+    def _find_concats(self) -> dict[str, tuple[Node, int]]:
+        """Of values that a Concat of channels alone reads, once: it, and where among its channels they lie."""
+        found: dict[str, tuple[Node, int]] = {}
+        for node in self.nodes:
+            if not isinstance(node.layer, Concat) or node.layer.axis != 1:
+                continue
+            channel = 0
+            for value in node.inputs:
+                if len(self.readers(value)) == 1 == node.inputs.count(value):
+                    found[value] = node, channel
+                channel += self.net.types[value].row_shape[0]
+        return found
+
     # -- values ---------------------------------------------------------------------------------------------
 
     def new(self, name: str, sizes: Sizes, exact: bool) -> View:
-        """Memory for a node's value: its own, or its place in an Interleave."""
+        """Memory for a node's value: its own, or its place in an Interleave or, where nothing is written behind its
+        channels, in a Concat."""
         if name in self.phases:
             weave, i = self.phases[name]
             assert isinstance(weave.layer, Interleave)
@@ -172,7 +198,17 @@ class Lowering:
             start = (0, phase[0]) if len(phase) == 1 else (phase[0], phase[1])
             step = (1, stride[0]) if len(stride) == 1 else (stride[0], stride[1])
             return View(self.values[weave.name].view.store, sizes, start, step)
+        if exact and name in self.concats:
+            concat, channel = self.concats[name]
+            return View(self.whole(concat).store, sizes, channel=channel)
         return self.own(name, sizes, exact)
+
+    def whole(self, concat: Node) -> View:
+        """Memory for what a Concat of channels gives."""
+        if concat.name not in self.values:
+            sizes = image_sizes(self.net.types[concat.name].row_shape)
+            self.values[concat.name] = Value(self.own(concat.name, sizes, exact=True), None)
+        return self.values[concat.name].view
 
     def own(self, name: str, sizes: Sizes, exact: bool = False) -> View:
         """Memory of its own. exact: whoever writes it writes C numbers a pixel, not whole vectors."""

@@ -23,6 +23,7 @@ from onchip.kernels.cpu.image_lowering import Lowering
 from onchip.kernels.cpu.image_operation import Operation
 from onchip.kernels.cpu.image_pointwise import Pointwise
 from onchip.kernels.cpu.image_pool import lower_global_pool, lower_pool
+from onchip.kernels.cpu.image_resize import lower_resize
 from onchip.kernels.cpu.image_rows import (
     StoreRows,
     laid_out,
@@ -54,12 +55,14 @@ from onchip.spec.layers import (
     GlobalMean,
     Interleave,
     Linear,
+    LinearResize,
     LogSoftmax,
     Max,
     MaxPool1d,
     MaxPool2d,
     Min,
     Mul,
+    NearestResize,
     Permute,
     PReLU,
     Reshape,
@@ -87,6 +90,7 @@ _LOWERINGS: tuple[tuple[tuple[type, ...], Callable[[Lowering, Node], None]], ...
     ((Slice,), lower_slice),
     ((BatchNorm1d, BatchNorm2d), lower_batch_norm),
     ((Concat,), lower_concat),
+    ((LinearResize, NearestResize), lower_resize),
     ((Softmax, LogSoftmax), lower_softmax),
     ((Embedding,), lower_embedding),
     ((Permute,), lower_permute),

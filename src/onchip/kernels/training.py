@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from onchip.errors import FormatError
-from onchip.kernels.chain import Chain, why_not_float32
+from onchip.kernels.chain import Chain, find_chain, why_not_float32
 from onchip.kernels.pointwise import TRAINED
 from onchip.plan.kernel import Job
 from onchip.spec.layers import LeakyReLU, Linear, Reshape
@@ -149,6 +149,14 @@ def why_not_trained(net: Network, chain: Chain | None, job: Job) -> str:
     names = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
     twice = next((name for name in names if names.count(name) > 1), "")
     return f"every layer must have weights of its own, got '{twice}' twice" if twice else why_not_float32(net, chain)
+
+
+def trained_chain(net: Network, start: int, job: Job) -> Chain | None:
+    """What a kernel that trains whole networks is asked for; None: none begins here, or none that can be trained."""
+    if not job.is_training or start != 0:
+        return None
+    chain = find_chain(net, 0, TRAINED)
+    return None if why_not_trained(net, chain, job) else chain
 
 
 def _named(node: Node) -> str:

@@ -32,7 +32,7 @@ from onchip.kernels.cuda.program import (
     UInt32,
 )
 from onchip.kernels.pointwise import TRAINED
-from onchip.kernels.training import why_not_trained
+from onchip.kernels.training import trained_chain
 from onchip.plan.device import Device
 from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
 from onchip.spec.build import mlp
@@ -222,12 +222,9 @@ class MlpTrainThree:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        if not job.is_training or start != 0 or device.arch not in ARCHITECTURES:
-            return
-        chain = find_chain(net, 0, TRAINED)
-        if why_not_trained(net, chain, job):
-            return  # mlp_train says so
-        assert chain is not None
+        chain = trained_chain(net, start, job)
+        if chain is None or device.arch not in ARCHITECTURES:
+            return  # why it is not trained mlp_train says
         lowering = make_lowering(chain, job, device)
         if isinstance(lowering, str):
             yield Refusal(self.name, net.nodes[0].name, lowering)

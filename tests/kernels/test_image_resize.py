@@ -64,9 +64,17 @@ def test_nearest(row, sizes, rounding, monkeypatch):
     assert sum(isinstance(op, Resize) for op in operations) == 1
 
 
-def test_an_infinity_stays_where_an_axis_is_as_it_was():
+@pytest.mark.parametrize(
+    "resize",
+    [
+        LinearResize((1, 3, 8), (1.0, 1.0, 2.0)),
+        LinearResize((1, 6, 4), (1.0, 2.0, 1.0)),
+        NearestResize((1, 6, 8), (1.0, 2.0, 2.0)),
+    ],
+    ids=["pixels", "rows", "nearest"],
+)
+def test_an_infinity_stays_where_nothing_is_mixed(resize):
     """An infinity times a share of zero would be a NaN."""
-    resize = LinearResize((1, 3, 8), (1.0, 1.0, 2.0))
     net = graph((1, 3, 4), {"w": np.ones((1, 1, 1, 1), np.float32)}, ("y",), ("r", resize, ("x",)),
                 ("y", Conv2d(), ("r",), {"weight": "w"}))  # fmt: skip
     x = rows(3, 1, 3, 4)

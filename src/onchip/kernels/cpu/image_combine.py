@@ -14,7 +14,7 @@ from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.function import COMBINATIONS
 from onchip.kernels.cpu.function import combine as combine_numbers
 from onchip.kernels.cpu.image_load import copy_lines
-from onchip.kernels.cpu.image_lowering import Lowering, Value, image_sizes
+from onchip.kernels.cpu.image_lowering import Lowering, Value, image_sizes, is_of_channels
 from onchip.kernels.cpu.image_operation import (
     Activated,
     Place,
@@ -29,7 +29,7 @@ from onchip.kernels.cpu.image_values import Rim, Sizes, Store, UnsupportedError,
 from onchip.kernels.cpu.jit import ALL, compiled, floats_at
 from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.cpu.tile import aligned_zeros, padded
-from onchip.spec.layers import Add, Concat, Elementwise, Mul, Ordered, Sub
+from onchip.spec.layers import Add, Elementwise, Mul, Ordered, Sub
 from onchip.spec.layers.norm import factor_and_shift
 from onchip.spec.network import Node
 from onchip.spec.recipe import Array, Recipe, recipe_op
@@ -189,8 +189,7 @@ def _in_pixels(channels: Array, count: int, size: int) -> Array:
 
 
 def lower_concat(to: Lowering, node: Node) -> None:
-    assert isinstance(node.layer, Concat)
-    if node.layer.axis % len(to.net.types[node.name].shape) != 1:
+    if not is_of_channels(to.net, node):
         raise UnsupportedError("a Concat of other than channels")
     whole, channel = to.whole(node), 0
     for value in node.inputs:

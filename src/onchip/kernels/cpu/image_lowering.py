@@ -174,7 +174,7 @@ class Lowering:
         """Of values that a Concat of channels alone reads, once: it, and where among its channels they lie."""
         found: dict[str, tuple[Node, int]] = {}
         for node in self.nodes:
-            if not isinstance(node.layer, Concat) or node.layer.axis != 1:
+            if not isinstance(node.layer, Concat) or not is_of_channels(self.net, node):
                 continue
             channel = 0
             for value in node.inputs:
@@ -258,6 +258,10 @@ class Lowering:
             return False
         self.operations[maker] = dataclasses.replace(op, activation=activation)
         return True
+
+
+def is_of_channels(net: Network, concat: Node) -> bool:
+    return int(concat.layer.attributes()["axis"]) % len(net.types[concat.name].shape) == 1
 
 
 def pads_of(node: Node) -> Rim:

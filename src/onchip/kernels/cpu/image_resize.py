@@ -48,7 +48,7 @@ def lower_resize(to: Lowering, node: Node) -> None:
     given = to.net.types[node.inputs[0]].row_shape
     whole = (layer.places if isinstance(layer, NearestResize) else layer.taps)(given)
     if len(given) < 2 or whole[0] is not None or max(*given, *layer.sizes) > _MOST:
-        raise UnsupportedError("a resize of channels")
+        raise UnsupportedError("a resize of other than pixels")
     rounding = layer.rounding if isinstance(layer, NearestResize) else None
 
     def along(axis: int) -> tuple[Recipe, bool]:

@@ -23,6 +23,8 @@ from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import train_memory
+from onchip.runtime.cuda.gpu import Event, Gpu
+from onchip.runtime.cuda.launches import Graph
 from onchip.runtime.placement import kernels_for
 from onchip.spec.build import mlp
 from onchip.train.loop import fit
@@ -167,6 +169,36 @@ def test_rows_that_are_sent_in_slices_are_the_same(monkeypatch):
     whole = fit(net, x, y, device="cuda", epochs=1, **training)
     monkeypatch.setattr(train_memory, "SLICE_BYTES", 7 * 8 * 4)
     same_results(whole, fit(net, x, y, device="cuda", epochs=1, **training))
+
+
+@needs_gxx
+def test_orders_go_beside_the_steps_before_and_their_own_wait_for_them(monkeypatch):
+    emulate_device(monkeypatch)
+    log = []
+
+    def logged(owner, name, what):
+        call = getattr(owner, name)
+
+        def told(self, *args):
+            log.extend(what(*args))
+            return call(self, *args)
+
+        monkeypatch.setattr(owner, name, told)
+
+    net, x, y, training = SMALL["one layer"]()
+    order_bytes = 8 * len(x)
+    logged(Gpu, "write", lambda _, a, stream, *__: [("order", stream)] if a.nbytes == order_bytes else [])
+    logged(Event, "record", lambda stream: [("recorded", stream)])
+    logged(Event, "hold", lambda stream: [("held", stream)])
+    logged(Graph, "launch", lambda stream: [("steps", stream)])
+    fit(net, x, y, device="cuda", epochs=3, **training)
+    sent = [i for i, (what, _) in enumerate(log) if what == "order"]
+    assert len(sent) == 3
+    for at in sent:
+        copies = log[at][1]
+        launched = next(stream for what, stream in log[at:] if what == "steps")
+        assert log[at + 1 : at + 3] == [("recorded", copies), ("held", launched)]
+        assert copies != launched
 
 
 @needs_gxx

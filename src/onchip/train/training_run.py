@@ -245,6 +245,7 @@ class TrainingRun:
         self.best_epoch, self.best_weights = 0, dict[str, Array]()
         self.seconds, self.epoch_seconds, self.epoch_rows = 0.0, 0.0, 0
         self.piece = min(self.steps, 16)
+        self._has_all_rows = np.array_equal(self.train, np.arange(len(self.train)))  # the first ones, at least
         self._orders: dict[int, Array] = {}  # of epochs: made while the device trains those before
         self.order = self._order(0)
 
@@ -277,7 +278,9 @@ class TrainingRun:
         kept = {epoch: order for epoch, order in self._orders.items() if epoch >= epochs.start}
         missing = [epoch for epoch in epochs if epoch not in kept]
         made = epoch_orders(len(self.train), self.options.seed, missing)
-        self._orders = kept | {epoch: self.train[order] for epoch, order in zip(missing, made, strict=True)}
+        if not self._has_all_rows:
+            made = [self.train[order] for order in made]
+        self._orders = kept | dict(zip(missing, made, strict=True))
 
     def next_rows(self) -> Array:
         """The rows of the next step."""

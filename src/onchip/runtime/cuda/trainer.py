@@ -41,8 +41,8 @@ class TeamLaunches:
         """
         self.gpu, self.lowering, self._memory = gpu, lowering, memory
         with gpu:
-            self._side = SideStream(gpu)
-        self.stream = self._side.handle
+            self._side, self._copies = SideStream(gpu), SideStream(gpu)
+        self.stream, self.copies = self._side.handle, self._copies.handle
         self._graphs: dict[int, Graph] = {}
         self._sizes = {size for rows in orders for size in lowering.graphs_of(-(-rows // lowering.job.batch))}
 
@@ -99,6 +99,7 @@ class CudaTrainer:
         self._lowering = replace(launches.lowering, networks=1, apart=0)
         self._job, self._layers = self._lowering.job, self._lowering.layers
         self._sent: dict[int, Array] = {}  # the orders that lie there, by the row that they begin at
+        self._order_is_there = launches.gpu.event()
         self._losses: Graph | None = None
         self._row_weights = row_weights
         if row_weights is not None:
@@ -136,7 +137,10 @@ class CudaTrainer:
         sent = self._sent.get(first)
         if sent is None or (order.ctypes.data, len(order)) != (sent.ctypes.data, len(sent)):
             self._sent = {at: there for at, there in self._sent.items() if not _overlap(at, there, first, order)}
-            self._gpu.write(self.memory["order"], order, self._stream, first * order.itemsize)
+            # On a stream of its own: on the other one the driver would wait until the steps before are done.
+            self._gpu.write(self.memory["order"], order, self.launches.copies, first * order.itemsize)
+            self._order_is_there.record(self.launches.copies)
+            self._order_is_there.hold(self._stream)
             self._sent[first] = order  # kept, so no other array can lie there
         self._gpu.write(self.memory["progress"], np.array([first_step, first + len(order)]), self._stream)
         return -(-len(order) // self._job.batch)

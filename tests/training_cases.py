@@ -146,6 +146,31 @@ def pixels(n, D, seed=0):
     return (np.random.default_rng(seed).integers(0, 256, (n, D)) / np.float32(255)).astype(np.float32)
 
 
+PIXEL_CASES = {
+    "digits": lambda: case(70, 40, 20, 4, n=150, batch_size=64, lr=0.1),
+    "four layers, adam": lambda: case(20, 21, 17, 9, 5, n=70, batch_size=30, lr=0.01, optimiser="adam"),
+    "two layers, 32 outputs": lambda: case(12, 75, 32, n=50, batch_size=16, lr=0.05),
+    "no bias, decay": lambda: case(
+        16, 24, 3, n=40, options={"bias": False, "activation": "Sigmoid"}, loss="half_sse", batch_size=16, lr=1e-2,
+        weight_decay=0.1,
+    ),
+    "many rows": lambda: case(9, 8, 7, 5, n=600, batch_size=530, lr=0.05),
+    "many pixels": lambda: case(1200, 9, 5, n=40, batch_size=16, lr=0.05),
+    "momentum, batch 1": lambda: case(
+        6, 5, 4, n=9, options={"activation": "Tanh"}, loss="mse", batch_size=1, momentum=0.5
+    ),
+    "weights, smoothing": lambda: case(
+        10, 17, 5, n=90, lr=0.1, label_smoothing=0.2, class_weight="balanced", sample_weight=rising(90), batch_size=32
+    ),
+}  # fmt: skip
+
+
+def case_of_pixels(name):
+    """Whose rows are bytes."""
+    net, x, y, training = PIXEL_CASES[name]()
+    return net, pixels(len(x), x.shape[1]), y, training
+
+
 def train_only_by(monkeypatch, name):
     """The training kernel of this name, whatever the planner would prefer."""
     (kept,) = (kernel for kernel in KERNELS if kernel.name == name)

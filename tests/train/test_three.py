@@ -22,38 +22,15 @@ from onchip.train.loop import fit
 from onchip.train.many import Run
 from onchip.train.options import TrainOptions
 from training_cases import (
+    PIXEL_CASES,
     assert_bits_of_each_alone,
     assert_follows_reference,
     assert_same_bits,
-    case,
+    case_of_pixels,
     pixels,
     reference_curve,
-    rising,
     train_only_by,
 )
-
-CASES = {
-    "digits": lambda: case(70, 40, 20, 4, n=150, batch_size=64, lr=0.1),
-    "four layers, adam": lambda: case(20, 21, 17, 9, 5, n=70, batch_size=30, lr=0.01, optimiser="adam"),
-    "two layers, 32 outputs": lambda: case(12, 75, 32, n=50, batch_size=16, lr=0.05),
-    "no bias, decay": lambda: case(
-        16, 24, 3, n=40, options={"bias": False, "activation": "Sigmoid"}, loss="half_sse", batch_size=16, lr=1e-2,
-        weight_decay=0.1,
-    ),
-    "many rows": lambda: case(9, 8, 7, 5, n=600, batch_size=530, lr=0.05),
-    "many pixels": lambda: case(1200, 9, 5, n=40, batch_size=16, lr=0.05),
-    "momentum, batch 1": lambda: case(
-        6, 5, 4, n=9, options={"activation": "Tanh"}, loss="mse", batch_size=1, momentum=0.5
-    ),
-    "weights, smoothing": lambda: case(
-        10, 17, 5, n=90, lr=0.1, label_smoothing=0.2, class_weight="balanced", sample_weight=rising(90), batch_size=32
-    ),
-}  # fmt: skip
-
-
-def made(name):
-    net, x, y, training = CASES[name]()
-    return net, pixels(len(x), x.shape[1]), y, training
 
 
 def take_any_batch(monkeypatch):
@@ -69,7 +46,7 @@ def lowering_of(*widths, **job):
 
 
 def assert_follows_in_bf16(name):
-    net, x, y, training = made(name)
+    net, x, y, training = case_of_pixels(name)
     result = fit(net, x, y, epochs=2, seed=7, device="cuda", precision="bf16", **training)
     assert isinstance(result.plan.groups[0].claim.facts, ThreeLowering)
     truth, _, _ = reference_curve(net, x, y, 7, "float64", training, epochs=2)
@@ -86,9 +63,9 @@ def gpu(monkeypatch):
 
 
 @needs_gxx
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PIXEL_CASES)
 def test_emulated_launches_follow_the_reference(name, gpu):
-    result = assert_follows_reference(*made(name), device="cuda")
+    result = assert_follows_reference(*case_of_pixels(name), device="cuda")
     assert result.plan.groups[0].claim.kernel == "mlp_train_three"
 
 
@@ -100,7 +77,7 @@ def test_emulated_launches_in_bf16(name, gpu):
 
 @needs_gxx
 def test_emulated_bits_do_not_depend_on_where_graphs_end(gpu):
-    net, x, y, training = made("digits")
+    net, x, y, training = case_of_pixels("digits")
     whole = fit(net, x, y, epochs=2, device="cuda", **training)
     assert_same_bits(whole, fit(net, x, y, epochs=2, device="cuda", debug=True, **training))  # a graph a step
 
@@ -124,7 +101,7 @@ def test_host_and_kernel_agree_on_shared_memory(widths, tmp_path):
     )
     found = np.zeros(1, np.int32)
     gives = ", ".join(f"Gives<{width}, 1>" for width in widths[1:])
-    kernel_of(Program(told, f"tell<Room<3, 0, {gives}>>")).run(1, 1, (found.ctypes.data,))
+    kernel_of(Program(told, f"tell<Room<3, {gives}>>")).run(1, 1, (found.ctypes.data,))
     assert found[0] == lowering_of(*widths).cluster_bytes
 
 
@@ -133,7 +110,7 @@ def test_two_blocks_of_digits_share_a_multiprocessor():
 
 
 @pytest.mark.parametrize(
-    ("batch", "chosen"), [(64, "mlp_by_layers"), (129, "mlp_train_three"), (256, "mlp_train_three"), (257, "mlp_train")]
+    ("batch", "chosen"), [(64, "mlp_by_layers"), (65, "mlp_train_three"), (512, "mlp_train_three"), (513, "mlp_train")]
 )
 def test_the_planner_takes_it_where_it_was_sooner_done(batch, chosen):
     job = Job("fp32", batch, "cross_entropy", byte_scale=1 / 255)
@@ -160,15 +137,15 @@ def test_it_says_what_it_does_not_take(widths, job, why):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PIXEL_CASES)
 def test_launches_follow_the_reference(name, monkeypatch):
     take_any_batch(monkeypatch)
-    assert_follows_reference(*made(name), device="cuda")
+    assert_follows_reference(*case_of_pixels(name), device="cuda")
 
 
 @pytest.mark.gpu
 def test_bits_do_not_depend_on_where_graphs_end(monkeypatch):
     take_any_batch(monkeypatch)
-    net, x, y, training = made("digits")
+    net, x, y, training = case_of_pixels("digits")
     whole = fit(net, x, y, epochs=2, device="cuda", **training)
     assert_same_bits(whole, fit(net, x, y, epochs=2, device="cuda", debug=True, **training))

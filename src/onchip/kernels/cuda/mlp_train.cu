@@ -21,7 +21,7 @@
 // Shared  8 tiles of 32 x 36 floats, 36 864 B, or of 16 x 20, 10 240 B.
 // Limits  float32 in memory; products in fp32 (three of tf32), tf32, bf16 or fp16. Any widths and batch below 2^30.
 //         sm_80 up.
-#include "mlp_train_finish.cuh"
+#include "mlp_train_parts.cuh"
 
 // y (size, N) = activation(x w^T), x (size, K), w (N, K).
 template <class P, int R>
@@ -223,8 +223,9 @@ __global__ void __launch_bounds__(THREADS) train_tally(const Step step, const Ta
 // -- gradients and update ----------------------------------------------------------------------------------------------
 
 // dz^T a of every layer, and the update; or, of more than one slice, the slice's part. If there is a tally, it is the
-// first block's, who has little to do and ends before the others.
-template <class P, int R, bool IS_WHOLE>
+// first block's, who has little to do and ends before the others. IS_SECOND: behind another launch of gradients, which has
+// waited for what both read, so that this one need not: both work at a time.
+template <class P, int R, bool IS_WHOLE, bool IS_SECOND>
 __global__ void __launch_bounds__(THREADS, R == 2 ? 2 : 1)
 train_gradients(const Step step, const __grid_constant__ Layers layers, const Tally tally) {
     __shared__ __align__(16) Tiles<R> tiles;
@@ -245,11 +246,12 @@ train_gradients(const Step step, const __grid_constant__ Layers layers, const Ta
                        sizes.is_gathered ? step.rows() : nullptr);
     Ahead<R> of_a, of_b;
     of_b.begin(b, chunks);
-    wait_for_step_before();
+    if (!IS_SECOND) wait_for_step_before();
     const AcrossK<R> a(memory.dz, sizes.dz_stride, block.first_m + place.row, sizes.dz_stride, size);
     of_a.begin(a, chunks);
-    sum_up<P, R>(tiles.at[threadIdx.x / 32], a, of_a, b, of_b, chunks);
+    sum_up<P, R, IS_SECOND>(tiles.at[threadIdx.x / 32], a, of_a, b, of_b, chunks);
     finish_gradients<R, IS_WHOLE>(tiles, warps, step, layers, block);
+    if (IS_SECOND) wait_for_step_before();
 }
 
 // Four neighbours of a layer's gradients: of this thread, where each has four, layer by layer.
@@ -309,9 +311,11 @@ train_squares(const Step step, const __grid_constant__ Layers layers, const Squa
     if (threadIdx.x == 0) step.mine(squares.of_blocks)[squares.first + blockIdx.x] = sum;
 }
 
-// The slices' parts added up, first to last, and the update.
+// The slices' parts added up, first to last, and the update. PARTS > 0: of the first layer's weights as parts, too, as
+// bytes_parts makes them: `stages` of 64 k's.
+template <int PARTS>
 __global__ void __launch_bounds__(THREADS)
-train_apply(const Step step, const __grid_constant__ Layers layers, const Squares squares) {
+train_apply(const Step step, const __grid_constant__ Layers layers, const Squares squares, u32* w_parts, int stages) {
     wait_for_step_before();
     if (step.size() == 0) return;
     Rule rule = step.rule();
@@ -324,6 +328,19 @@ train_apply(const Step step, const __grid_constant__ Layers layers, const Square
     float sums[4] = {};
     place.add_up(sums, memory, layers.sizes[place.layer]);
     update(layers.optimiser, rule, memory, place.at, sums, kept, place.left);
+    if constexpr (PARTS > 0) {
+        if (place.layer > 0) return;
+        const int stride = layers.sizes[0].w_stride;
+        const int n = static_cast<int>(place.at / stride), k = static_cast<int>(place.at % stride);
+        const long long stage = static_cast<long long>(n / 64) * stages + k / 64;
+        u32 words[PARTS][2];
+        split_numbers(words, kept.w);
+#pragma unroll
+        for (int i = 0; i < 2 * PARTS; ++i) {  // pieces of 8 k's, of which four pairs are 16 apart
+            const long long piece = (stage * PARTS + i / 2) * 512 + (k % 16 / 2 + i % 2) * 64 + n % 64;
+            step.mine(w_parts)[piece * 4 + k % 64 / 16] = words[i / 2][i % 2];
+        }
+    }
 }
 
 // The steps of a graph are done: the next one goes on behind them.

@@ -302,7 +302,7 @@ struct Ahead {
 };
 
 // A warp's tile of a * b, to `tile`; both are begun.
-template <class P, int R, class A, class B>
+template <class P, int R, bool PAST_L1 = false, class A, class B>
 __device__ __forceinline__ void sum_up(float (&tile)[8 * R][8 * R + 4], const A& a, Ahead<R>& of_a, const B& b,
                                        Ahead<R>& of_b, const Chunks& chunks) {
     constexpr int DEPTH = Ahead<R>::DEPTH;
@@ -315,8 +315,8 @@ __device__ __forceinline__ void sum_up(float (&tile)[8 * R][8 * R + 4], const A&
             const int now = chunk + i * chunks.step, next = now + DEPTH * chunks.step;
             if (now >= chunks.last) break;
             const Words<P, R> words_a(of_a.v[i]), words_b(of_b.v[i]);
-            of_a.template load<false>(a, i, next, chunks.last);
-            of_b.template load<false>(b, i, next, chunks.last);
+            of_a.template load<PAST_L1>(a, i, next, chunks.last);
+            of_b.template load<PAST_L1>(b, i, next, chunks.last);
             multiply<P, R>(sums, words_a, words_b);
             if (++done % PART<P> == 0) move_sums<R>(totals, sums);
         }

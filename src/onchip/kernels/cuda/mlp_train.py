@@ -9,13 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
+from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, find_chain
-from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH, PARTS_BUDGET, STAGE_K, ByteRows
 from onchip.kernels.cuda.mlp_train_rows import BLOCKS as ROW_BLOCKS
 from onchip.kernels.cuda.mlp_train_rows import BUDGET as ROWS_BUDGET
 from onchip.kernels.cuda.mlp_train_rows import LEAST_ROWS, MOST_WIDTHS, ROWS, RowsPass
+from onchip.kernels.cuda.mlp_train_stream import BUDGET as STREAM_BUDGET
+from onchip.kernels.cuda.mlp_train_stream import THREADS as STREAM_THREADS
+from onchip.kernels.cuda.mlp_train_stream import StreamPass
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     Argument,
@@ -31,7 +34,8 @@ from onchip.kernels.cuda.program import (
     Struct,
     UInt32,
 )
-from onchip.kernels.cuda.train_tiling import Tiling, choose_tiling
+from onchip.kernels.cuda.train_layer import ROW_FLOATS, TrainLayer, find_layers, split_evenly, tally_struct
+from onchip.kernels.cuda.train_tiling import Tiling, choose_tiling, product_clocks
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import why_not_trained
 from onchip.plan.device import Device
@@ -43,7 +47,6 @@ ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).parent / "mlp_train.cu"
 LARGE_SOURCE = Path(__file__).parent / "mlp_train_large.cu"
 THREADS, WARPS = 256, 8  # of a block, as mlp_train.cuh has them
-ROW_FLOATS = 8  # rows begin at multiples of 32 bytes: what L2 moves
 HEAD_OUTPUTS = 32  # that the head makes itself, a lane each
 FEW_ROWS, MANY_ROWS = 3, 32  # a multiprocessor: the head takes a block a row up to few, 8 lanes beyond many
 MOST_LAYERS = 16  # of a launch that updates weights
@@ -51,34 +54,14 @@ MOST_BATCH = 1 << 30  # rows
 MOST_BLOCKS = (1 << 31) - 1  # of a launch
 MOST_NETWORKS = 16  # of a launch: then a step of a small batch has blocks for all of a chip
 EVALUATED_ROWS = 4096  # at a time, or a batch
-GRAPH_STEPS = (64, 8, 1)  # of the graphs that a run of steps is made of
+GRAPH_STEPS = 64  # of a graph, at most
 _PRODUCT_BUDGETS = {2: Budget(registers=128), 4: Budget(registers=232)}  # by Tiling.R
 _STAGED_BUDGET = Budget(registers=128, spill_bytes=24)  # of what a loop does not change
 _ROW_BUDGET = Budget(registers=64, spill_bytes=16)  # sm_80: across the calls of activations
 _NO_OVERLAP = ("sm_80", "sm_86", "sm_89")
 _SHARE = 0.3  # of the tensor cores' rate: operands come from L2
+_APART_CLOCKS = 30_000  # of train_head, the parts of its dz and two launches more, 1,024 rows
 _WORK_US = 3.6  # of a launch, however few rows: digits took 20 us a step with 16 and with 64
-
-
-@dataclass(frozen=True)
-class TrainLayer:
-    """A Linear with its activation; its bias is a weight of an input that is 1."""
-
-    weight: str  # (N, D)
-    bias: str | None
-    D: int  # inputs, the 1 not counted
-    N: int
-    activation: tuple[int, int]  # code and bits of its parameter
-
-    @property
-    def terms(self) -> int:
-        """Of a sum: inputs, and the 1."""
-        return self.D + (self.bias is not None)
-
-    @property
-    def stride(self) -> int:
-        """Floats from row to row of its weights, and of what it reads."""
-        return round_up(self.terms, ROW_FLOATS)
 
 
 @dataclass(frozen=True)
@@ -143,6 +126,20 @@ class TrainLowering:
         return made if self.byte_rows and has_many and made.fits(self.device.fast_bytes) else None
 
     @cached_property
+    def stream_pass(self) -> StreamPass | None:
+        """The same where they are wider, if a launch for each product would take longer. Of bytes alone, too."""
+        if not self.byte_rows or self.rows_pass:
+            return None
+        job, device, layers = self.job, self.device, self.layers
+        made = StreamPass(tuple(layer.N for layer in layers), job.precision, job.batch, device.units, device.fast_bytes)
+        if not made.fits:
+            return None
+        products = [([(job.batch, layer.N)], layer.terms) for layer in layers[1 : len(layers) - self.has_own_head]]
+        products += [([(job.batch, layer.D)], layer.N) for layer in layers[1 : len(layers) - self.has_own_head]]
+        apart = sum(product_clocks(sizes, terms, job.precision, device.units) for sizes, terms in products)
+        return made if made.clocks < apart + _APART_CLOCKS else None
+
+    @cached_property
     def tiling(self) -> Tiling:
         """Of all layers' gradients, but that of bytes."""
         sizes = [(layer.N, layer.terms) for layer in self.layers[1 if self.byte_rows else 0 :]]
@@ -161,7 +158,7 @@ class TrainLowering:
         if self.byte_rows:
             made = f"{self.byte_rows.parts} parts of bf16, {self.slices(0)} slices of the batch"
             parts += f"; the first layer, of bytes: {made}"
-        behind = "; layers behind the first: steps of 16" if self.rows_pass else ""
+        behind = "; layers behind the first: steps of 16" if self.rows_pass or self.stream_pass else ""
         return f"chunks of 16 terms{behind}; gradients over rows: {parts}"
 
     groups = 1  # that tell losses of a step
@@ -174,20 +171,22 @@ class TrainLowering:
 
     def graphs_of(self, count: int) -> Sequence[int]:
         """The sizes of graphs that so many steps are made of; 0: one that takes all."""
-        sizes: list[int] = []
-        for size in GRAPH_STEPS:
-            sizes += [size] * ((count - sum(sizes)) // size)
-        return sizes
+        whole, rest = divmod(count, GRAPH_STEPS)
+        return [GRAPH_STEPS] * whole + [rest] * (rest > 0)
 
     def steps(self, count: int) -> Steps:
-        """So many training steps, and what counts them."""
+        """So many training steps, behind the parts of the first one's weights, and what counts them."""
         launches = [launch for number in range(count) for launch in self._step(number)]
+        if self.byte_rows:
+            launches.insert(0, self._weight_parts(self.byte_rows))
         return Steps((*launches, self._advance(count)))
 
     def losses(self) -> Steps:
         """The losses of the next rows, as a batch of `row_count`."""
         step, batch = self._step_struct(0, self.row_count), self.row_count
         forward = self._forward(step, batch)
+        if self.byte_rows:
+            forward.insert(0, self._weight_parts(self.byte_rows))
         tally = self._launch_rows("train_tally", 1, step, tally_struct())
         return Steps((*forward, self._head(step, batch, is_training=False), tally, self._advance(1)))
 
@@ -195,6 +194,8 @@ class TrainLowering:
         step, batch = self._step_struct(number, self.job.batch), self.job.batch
         if self.rows_pass:
             return [*self._forward(step, batch, 1), self._rows(self.rows_pass, step, batch), *self._update(step)]
+        if self.stream_pass:
+            return [*self._forward(step, batch, 1), self._stream(self.stream_pass, step), *self._update(step)]
         last = len(self.layers) - (2 if self.has_own_head else 1)  # whose gradient is there behind the head
         backward = [self._backward(step, batch, layer) for layer in range(last, 0, -1)]
         return [*self._forward(step, batch), self._head(step, batch, is_training=True), *backward, *self._update(step)]
@@ -204,9 +205,12 @@ class TrainLowering:
         return Struct(pointers, struct.pack("<qqq", number, batch, self.apart))
 
     def _launch(self, program: Program, blocks: int, budget: Budget, shared: int, *arguments: Argument) -> KernelLaunch:
-        overlaps = self.device.arch not in _NO_OVERLAP
-        config = LaunchConfig((blocks, self.networks, 1), (THREADS, 1, 1), shared, overlaps=overlaps)
+        config = LaunchConfig((blocks, self.networks, 1), (THREADS, 1, 1), shared, overlaps=self._overlaps)
         return KernelLaunch(program, config, arguments, budget)
+
+    @property
+    def _overlaps(self) -> bool:
+        return self.device.arch not in _NO_OVERLAP
 
     def _launch_rows(self, kernel: str, blocks: int, *arguments: Argument) -> KernelLaunch:
         return self._launch(Program(SOURCE, kernel), blocks, _ROW_BUDGET, 0, *arguments)
@@ -233,7 +237,7 @@ class TrainLowering:
         launches = []
         for i, layer in enumerate(self.layers[: count or len(self.layers) - self.has_own_head]):
             if self.byte_rows and i == 0:
-                launches += self._forward_bytes(self.byte_rows, step, batch)
+                launches.append(self._forward_bytes(self.byte_rows, step, batch))
                 continue
             tiling = choose_tiling([(batch, layer.N)], layer.terms, self.job.precision, self.device.units)
             strides = layer.stride, layer.stride, self.width(i)
@@ -243,17 +247,20 @@ class TrainLowering:
             launches.append(self._launch_product("forward", tiling, blocks, step, *memory, shape))
         return launches
 
-    def _forward_bytes(self, rows: ByteRows, step: Struct, batch: int) -> list[KernelLaunch]:
-        """bytes_forward of the first layer, behind the parts of its weights."""
-        layer, (program, budget, shared) = self.layers[0], rows.forward_program()
+    def _forward_bytes(self, rows: ByteRows, step: Struct, batch: int) -> KernelLaunch:
+        """bytes_forward of the first layer, whose weights lie there as parts."""
+        layer = self.layers[0]
+        program, budget, shared = rows.forward_program(layer.activation[0])
         strides = rows.stride, layer.stride, self.width(0)
         shape = _shape(strides, layer.terms, layer.N, True, layer.activation, (4, 2, 1))
         (scale,) = struct.unpack("<I", struct.pack("<f", rows.scale))
         arguments = step, self._input(0), State("w_parts"), State("a0"), shape, UInt32(scale)
-        return [
-            self._parts(rows, step, ("w0", "w_parts"), layer.stride, layer.terms, along=True),
-            self._launch(program, rows.forward_blocks(batch), budget, shared, *arguments),
-        ]
+        return self._launch(program, rows.forward_blocks(batch), budget, shared, *arguments)
+
+    def _weight_parts(self, rows: ByteRows) -> KernelLaunch:
+        """bytes_parts of the first layer's weights, before the first step of a graph: later ones have train_apply's."""
+        layer, step = self.layers[0], self._step_struct(0, self.job.batch)
+        return self._parts(rows, step, ("w0", "w_parts"), layer.stride, layer.terms, along=True)
 
     def _parts(
         self, rows: ByteRows, step: Struct, names: tuple[str, str], stride: int, K: int, along: bool
@@ -277,6 +284,14 @@ class TrainLowering:
         """train_rows: the layers behind the first, the loss, and back."""
         blocks = min(-(-batch // ROWS), ROW_BLOCKS * self.device.units)
         return self._launch(rows.program, blocks, ROWS_BUDGET, rows.shared_bytes, step, self._row_layers())
+
+    def _stream(self, rows: StreamPass, step: Struct) -> KernelLaunch:
+        """train_stream: the same of wider ones."""
+        program = rows.program(LOSSES.index(self.job.loss), [layer.activation[0] for layer in self.layers])
+        config = LaunchConfig(
+            (rows.blocks, self.networks, 1), (STREAM_THREADS, 1, 1), rows.shared_bytes, overlaps=self._overlaps
+        )
+        return KernelLaunch(program, config, (step, self._row_layers(), State("dz_parts")), STREAM_BUDGET)
 
     def _row_layers(self) -> Struct:
         """RowLayers of mlp_train_layers.cuh."""
@@ -331,7 +346,7 @@ class TrainLowering:
             across = [tiling.blocks_across(self.layers[i].terms) for i in numbers]
             count = sum(blocks) * tiling.slices + (first == 0)
             layers = self._layers(numbers, blocks, across)
-            more = f", {str(whole).lower()}"
+            more = "".join(f", {str(each).lower()}" for each in (whole, bool(self.byte_rows)))
             yield self._launch_product("gradients", tiling, count, step, layers, tally, more=more)
         clips = bool(self.job.clip_norm)
         if clips:
@@ -347,23 +362,30 @@ class TrainLowering:
             layers = self._layers(numbers, some, [1] * len(some), is_summed)
             of_blocks = State("squares") if self.job.clip_norm else Int64(0)
             squares = Struct((of_blocks,), struct.pack("<2i", sum(blocks[:first]), sum(blocks)))
-            yield self._launch_rows(kernel, sum(some), step, layers, squares)
+            if kernel != "train_apply":
+                yield self._launch_rows(kernel, sum(some), step, layers, squares)
+            elif self.byte_rows and first == 0:  # whoever updates the first layer's weights writes their parts, too
+                stages = UInt32(-(-self.layers[0].terms // STAGE_K))
+                kernel = f"train_apply<{self.byte_rows.parts}>"
+                yield self._launch_rows(kernel, sum(some), step, layers, squares, State("w_parts"), stages)
+            else:
+                yield self._launch_rows("train_apply<0>", sum(some), step, layers, squares, Int64(0), UInt32(0))
 
     def _apply_blocks(self, layer: int) -> int:
         """Of a layer's parts: a thread has four numbers."""
         return -(-self.layers[layer].N * self.layers[layer].stride // (4 * THREADS))
 
     def _gradient_bytes(self, rows: ByteRows, step: Struct) -> list[KernelLaunch]:
-        """bytes_gradient of the first layer, behind the parts of its dz."""
+        """bytes_gradient of the first layer, behind the parts of its dz, if nobody has made them."""
         layer, batch, (program, budget, shared) = self.layers[0], self.job.batch, rows.gradient_program()
         stages = 2 * -(-batch // STAGE_K), rows.slice_stages(batch)
         sizes = struct.pack("<6ifI", rows.stride, layer.stride, layer.terms, layer.N, *stages, rows.scale, 0)
         gradient = Struct((self._input(0), State("dz_parts"), State("parts0")), sizes)
         blocks = 1 + self.slices(0) * rows.gradient_tiles
-        return [
-            self._parts(rows, step, ("dz0", "dz_parts"), self.width(0), batch, along=False),
-            self._launch(program, blocks, budget, shared, step, gradient, tally_struct()),
-        ]
+        launch = self._launch(program, blocks, budget, shared, step, gradient, tally_struct())
+        if self.stream_pass:
+            return [launch]
+        return [self._parts(rows, step, ("dz0", "dz_parts"), self.width(0), batch, along=False), launch]
 
     def _layers(self, numbers: range, blocks: Sequence[int], across: Sequence[int], is_summed: bool = False) -> Struct:
         tiling, kept = self.tiling, OPTIMISERS[self.job.optimiser]
@@ -390,22 +412,6 @@ def _shape(
     warps: tuple[int, int, int],
 ) -> Struct:  # fmt: skip
     return Struct((), struct.pack("<5i3I3i", *strides, K, N, gathers, *activation, *warps))
-
-
-def tally_struct() -> Struct:
-    return Struct((State("losses"), State("hits"), State("step_losses"), State("step_hits")), b"")
-
-
-def split_evenly(count: int, most: int) -> int:
-    """How many of `count` to take at a time, where `most` can be taken."""
-    return -(-count // -(-count // most))
-
-
-def find_layers(chain: Chain) -> tuple[TrainLayer, ...]:
-    return tuple(
-        TrainLayer(layer.weight, layer.bias, layer.D_in, layer.D_out, activation_words(layer.activation)[:2])
-        for layer in chain.layers
-    )
 
 
 def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering:
@@ -469,8 +475,10 @@ def _launch_of(kernel: str, job: Job, widths: tuple[int, ...], device: Device) -
     """The first launch of a step whose kernel's name holds this."""
     chain = find_chain(mlp(*widths), 0, TRAINED)
     assert chain is not None
-    steps = make_lowering(chain, job, device).steps(1)
-    return next(each for each in steps.launches if kernel in each.program.name_expression)
+    for each in make_lowering(chain, job, device).steps(1).launches:
+        if kernel in each.program.name_expression:
+            return each
+    raise PlanError(f"no {kernel} on this chip")
 
 
 def _job(precision: str, batch: int, byte_scale: float = 0.0) -> Job:
@@ -493,6 +501,14 @@ INSTANCES = (
     )
     + tuple(
         _instance(kernel, f"_{kernel}", _job("fp32", 60_000, 1.0), *BACKPROP) for kernel in ("rows", "apply", "advance")
+    )
+    + tuple(
+        _instance(f"gradients {precision}, behind those of bytes", "_gradients<", _job(precision, 4096, 1.0), *DIGITS)
+        for precision in ("fp32", "bf16")
+    )
+    + tuple(
+        _instance(f"stream {precision}, {batch:,} rows", "_stream", _job(precision, batch, 1.0), *DIGITS)
+        for precision, batch in (("fp32", 4096), ("fp32", 1024), ("tf32", 4096), ("bf16", 1024))
     )
     + (_instance("squares", "_squares", Job("fp32", 64, "cross_entropy", clip_norm=1.0), *DIGITS),)
     + tuple(_instance(f"head, {batch:,} rows", "_head", _job("fp32", batch), *DIGITS) for batch in (64, 1024, 16_384))

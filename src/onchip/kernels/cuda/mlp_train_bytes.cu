@@ -1,8 +1,9 @@
 // mlp_train_bytes.cu: the first layer of a training step of many rows that are bytes: forward and gradients.
 //
 // Idea    As mlp_train_large.cu for rows that are bytes times a scale, pixels for instance: mlp_train_bytes.cuh has the
-//         products. Before each, bytes_parts makes numbers of bf16 of the other operand, once for all blocks. Gradients
-//         are slices' parts, which train_apply adds up.
+//         products. The other operand lies in memory as numbers of bf16, made once for all blocks: by bytes_parts, of
+//         weights behind the first step by train_apply, of dz by train_stream where that is what makes it. Gradients are
+//         slices' parts, which train_apply adds up.
 // Floor   784-56-28-10, 60,000 rows: forward and gradients each read x once, 47 MB / 4.8 TB/s = 10 us; a product of
 //         60,000 x 785 x 56 has 5.3 Gflop, in fp32 three times that: 16 us at 989 Tflop/s of bf16. 784-320-160-10,
 //         4,096 rows: 2.1 Gflop each: 6 us in fp32, 2 us in bf16.
@@ -42,7 +43,7 @@ bytes_parts(const Step step, const float* from, uint4* to, int stride, int N, in
 }
 
 // y (size, N) = activation(scale x w^T), x (size, K), w (N, K) as parts. A block makes 128 rows and 64 columns.
-template <int PARTS>
+template <int PARTS, u32 CODE>
 __global__ void __launch_bounds__(THREADS, 2)
 bytes_forward(const Step step, const unsigned char* x, const unsigned char* w, float* y, const Shape shape,
               const u32 scale) {
@@ -131,7 +132,8 @@ bytes_forward(const Step step, const unsigned char* x, const unsigned char* w, f
             const float by = __uint_as_float(scale), pair[2] = {totals[0][j][2 * half] * by, totals[0][j][2 * half + 1] * by};
             store_several(&tiles.at[warp / 2 * 2 + j / 4][warp % 2 * 16 + 8 * half + g][j % 4 * 8 + 2 * q], pair);
         }
-    finish_forward<4>(tiles, {4, 2, 1}, shape, y, size, first_m, first_n);
+    const auto activate = [&](const float4& sum) { return activated<CODE>(sum, shape.a); };
+    finish_forward<4>(tiles, {4, 2, 1}, shape, y, size, first_m, first_n, activate);
 }
 
 struct ByteGradient {

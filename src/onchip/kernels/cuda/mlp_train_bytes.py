@@ -58,11 +58,11 @@ class ByteRows:
     def forward_blocks(self, batch: int) -> int:
         return -(-batch // ROWS) * -(-self.N // COLUMNS)
 
-    def forward_program(self) -> tuple[Program, Budget, int]:
+    def forward_program(self, activation: int) -> tuple[Program, Budget, int]:
         """The kernel, what it may use a thread, and its shared memory in bytes."""
         stages = 3 if self.parts == 3 else 4
         shared = stages * (ROWS * STAGE_K + self.parts * PART_BYTES)
-        return Program(SOURCE, f"bytes_forward<{self.parts}>"), FORWARD_BUDGET, shared
+        return Program(SOURCE, f"bytes_forward<{self.parts}, {activation}>"), FORWARD_BUDGET, shared
 
     # -- gradients -----------------------------------------------------------------------------------------------
 

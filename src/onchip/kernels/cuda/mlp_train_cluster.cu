@@ -18,7 +18,7 @@
 // Limits  2 to 4 layers in all, at most 32 outputs. PARTS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). sm_90 up.
 #include "cluster.cuh"
 #include "mlp_train_bytes.cuh"
-#include "mlp_train_layers.cuh"
+#include "mlp_train_targets.cuh"
 
 constexpr int ROWS = 16, CLUSTER = 8;
 
@@ -108,18 +108,10 @@ struct Product {
 
 // -- what a block has --------------------------------------------------------------------------------------------------
 
-// What a layer gives: N numbers a row, by an activation.
-template <int N_, u32 CODE_>
-struct Gives {
-    static constexpr int N = N_;
-    static constexpr u32 CODE = CODE_;
-};
-
 // W: of the first layer, then of all layers behind it. Offsets count floats.
-template <int P, u32 LOSS_, class... W>
+template <int P, class... W>
 struct Room {
     static constexpr int PARTS = P, L = sizeof...(W) - 1;
-    static constexpr u32 LOSS = LOSS_;
     static __device__ constexpr int at(int l) {
         const int all[] = {W::N...};
         return all[l];
@@ -193,13 +185,9 @@ __device__ __forceinline__ void copy_rows(float* to, const float* from, int stri
 
 // -- a step ------------------------------------------------------------------------------------------------------------
 
-// Rows of a tile, as all threads know them.
-struct TileRows {
-    int first, size;  // the first of the tile, and all of the step
+struct ClusterRows : TileRows<ROWS> {
     float* room;
     u32 rank;
-
-    __device__ __forceinline__ int there() const { return size - first < ROWS ? size - first : ROWS; }
 };
 
 // Weights of layers l and on, on their way.
@@ -247,59 +235,9 @@ __device__ __forceinline__ void tell_cluster(float* room, int row, int column, c
     }
 }
 
-// Rows of a tile that a thread works out the loss of: LANES lanes have a row.
-template <class R>
-struct Targets {
-    static constexpr int N = R::at(R::L), LANES = N > 16 ? 32 : 16, AT_ONCE = THREADS / LANES, TURNS = ROWS / AT_ONCE;
-    static constexpr bool HAS_CLASSES = R::LOSS == CROSS_ENTROPY;
-    long long number[TURNS];
-    int truth[TURNS], best[TURNS];
-    float weight[TURNS], total[TURNS], above[TURNS];
-
-    static __device__ __forceinline__ int row(int turn) { return threadIdx.x / LANES + turn * AT_ONCE; }
-    __device__ __forceinline__ void find_rows(const Step& step, const TileRows& rows) {
-#pragma unroll
-        for (int i = 0; i < TURNS; ++i)
-            number[i] = step.rows()[rows.first + row(i) < rows.size ? rows.first + row(i) : rows.size - 1];
-    }
-    __device__ __forceinline__ void find_targets(const Step& step, const RowLayers& layers, const TileRows& rows) {
-#pragma unroll
-        for (int i = 0; i < TURNS; ++i) {
-            truth[i] = HAS_CLASSES ? static_cast<int>(static_cast<const long long*>(layers.targets)[number[i]]) : 0;
-            weight[i] = row(i) >= rows.there() ? 0.0f : layers.weights ? step.mine(layers.weights)[number[i]] : 1.0f;
-        }
-    }
-    // Of a row whose outputs are at `made`, a lane each: their gradients replace them.
-    __device__ __forceinline__ void to_gradient(int i, const RowLayers& layers, float* made) {
-        const int n = threadIdx.x % LANES;
-        const float out = n < N ? made[n] : 0.0f;
-        float gradient;
-        if constexpr (HAS_CLASSES) {
-            float most = n < N ? out : __uint_as_float(0xff800000u);
-            best[i] = n < N ? n : N;
-            join_largest<LANES>(most, best[i], N);
-            const float share = n < N ? expf(out - most) : 0.0f, rest = layers.smoothing / N;
-            total[i] = reduce_lanes<Sum, LANES>(share);
-            gradient = share / total[i] - (n == truth[i] ? 1.0f - layers.smoothing + rest : rest);
-            above[i] = (1.0f - layers.smoothing) * (__shfl_sync(~0u, out, truth[i], LANES) - most);
-            if (layers.smoothing > 0.0f) above[i] += rest * reduce_lanes<Sum, LANES>(n < N ? out - most : 0.0f);
-        } else {
-            const float difference = n < N ? out - static_cast<const float*>(layers.targets)[number[i] * N + n] : 0.0f;
-            gradient = through(R::code(R::L), __uint_as_float(layers.of[R::L].slope), difference, out);
-            total[i] = reduce_lanes<Sum, LANES>(difference * difference);
-        }
-        if (n < N) made[n] = weight[i] * gradient;
-    }
-    __device__ __forceinline__ float loss(int i) const {
-        if constexpr (HAS_CLASSES) return weight[i] * (logf(total[i]) - above[i]);
-        else return weight[i] * total[i] * (R::LOSS == HALF_SSE ? 0.5f : 1.0f / N);
-    }
-    __device__ __forceinline__ int hit(int i) const { return HAS_CLASSES && best[i] == truth[i]; }
-};
-
 // Layers l and on: forward. Behind the last of them the gradients of the outputs are there.
 template <class R, int l>
-__device__ __forceinline__ void go_forward(const Step& step, const RowLayers& layers, const TileRows& rows) {
+__device__ __forceinline__ void go_forward(const Step& step, const RowLayers& layers, const ClusterRows& rows) {
     constexpr int L = R::L;
     using Forward = typename R::template Forward<l>;
     float *const room = rows.room, *const parts = room + R::parts();
@@ -332,7 +270,7 @@ __device__ __forceinline__ void go_forward(const Step& step, const RowLayers& la
 
 // From gradients of layer l to those of the first.
 template <class R, int l>
-__device__ __forceinline__ void go_back(const Step& step, const RowLayers& layers, const TileRows& rows) {
+__device__ __forceinline__ void go_back(const Step& step, const RowLayers& layers, const ClusterRows& rows) {
     using Back = typename R::template Back<l>;
     constexpr bool IS_FOR_ALL = R::is_for_all(l);
     constexpr int OWN = 8 * R::own(l - 1), D = R::at(l - 1);
@@ -371,8 +309,8 @@ __device__ __forceinline__ void go_back(const Step& step, const RowLayers& layer
 template <int PARTS, u32 LOSS, class... W>
 __global__ void __launch_bounds__(THREADS, 2)
 train_cluster(const __grid_constant__ Step step, const __grid_constant__ RowLayers layers) {
-    using R = Room<PARTS, LOSS, W...>;
-    using Rows = Targets<R>;
+    using R = Room<PARTS, W...>;
+    using Rows = Targets<ROWS, THREADS, LOSS, R::at(R::L), R::code(R::L)>;
     constexpr int L = R::L;
     extern __shared__ float4 whole[];
     float* const room = reinterpret_cast<float*>(whole);
@@ -384,6 +322,7 @@ train_cluster(const __grid_constant__ Step step, const __grid_constant__ RowLaye
     const int size = step.size(), clusters = gridDim.x / CLUSTER, tiles = (size + ROWS - 1) / ROWS;
     const int first_tile = blockIdx.x / CLUSTER;
     const RowLayer& given = layers.of[0];
+    float* const outputs = room + R::values(L);
     put_ones<R, 1>(layers, room);
     await_cluster();  // all blocks have begun, so they can be told
     if (first_tile >= tiles) {
@@ -393,10 +332,9 @@ train_cluster(const __grid_constant__ Step step, const __grid_constant__ RowLaye
     }
 #pragma unroll 1
     for (int tile = first_tile; tile < tiles; tile += clusters) {
-        const TileRows rows = {tile * ROWS, size, room, rank};
+        const ClusterRows rows = {{tile * ROWS, size}, room, rank};
         Rows targets;
-        targets.find_rows(step, rows);
-        targets.find_targets(step, layers, rows);
+        targets.find(step, layers, rows);
         if (tile == first_tile) wait_for_step_before();
         else wait_for_cluster();  // nobody still reads what the next rows replace
         copy_rows<ROWS, 16 * steps_of(R::at(0) + 1), R::pitch(0)>(
@@ -408,17 +346,10 @@ train_cluster(const __grid_constant__ Step step, const __grid_constant__ RowLaye
         go_forward<R, 1>(step, layers, rows);
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < Rows::TURNS; ++i) targets.to_gradient(i, layers, room + R::values(L) + Rows::row(i) * R::pitch(L));
+        for (int i = 0; i < Rows::TURNS; ++i)
+            targets.to_gradient(i, layers, layers.of[L].slope, outputs + Rows::row(i) * R::pitch(L));
         __syncthreads();
         go_back<R, L>(step, layers, rows);
-#pragma unroll
-        for (int i = 0; i < Rows::TURNS; ++i) {
-            const int row = Rows::row(i), lane = threadIdx.x % Rows::LANES, at = rows.first + row;
-            if (rank > 0 || row >= rows.there()) continue;
-            if (lane == 0) step.mine(layers.losses)[at] = targets.loss(i), step.mine(layers.hits)[at] = targets.hit(i);
-            if (lane < Rows::N)
-                step.mine(layers.memory[L].dz)[static_cast<long long>(at) * layers.of[L].stride + lane] =
-                    room[R::values(L) + row * R::pitch(L) + lane];
-        }
+        if (rank == 0) targets.store(step, layers, rows, layers.memory[L].dz, layers.of[L].stride, outputs, R::pitch(L));
     }
 }

@@ -60,18 +60,26 @@ __device__ __forceinline__ void store_first(float* to, const float (&v)[4], int 
 struct Nothing {};
 
 // y = activation(sums): a block's rows from first_m and columns from first_n on.
-template <int R>
+template <int R, class Activate>
 __device__ __forceinline__ void finish_forward(const Tiles<R>& tiles, const Warps& warps, const Shape& shape, float* y,
-                                               int size, int first_m, int first_n) {
-    const Activation activation = activation_of(shape.code, shape.a);
+                                               int size, int first_m, int first_n, const Activate& activate) {
     const auto fetch = [](int, int) { return Nothing{}; };
     finish_tiles<R>(tiles, warps, fetch, [&](int row, int column, float4 sum, Nothing) {
         const int m = first_m + row, n = first_n + column;
         if (m >= size || n >= shape.N) return;
-        const float4 made = activated(sum, activation);
+        const float4 made = activate(sum);
         const float four[4] = {made.x, made.y, made.z, made.w};
         store_first(y + static_cast<long long>(m) * shape.y_stride + n, four, shape.N - n);
     });
+}
+
+// The same, by the activation that the launch is told.
+template <int R>
+__device__ __forceinline__ void finish_forward(const Tiles<R>& tiles, const Warps& warps, const Shape& shape, float* y,
+                                               int size, int first_m, int first_n) {
+    const Activation activation = activation_of(shape.code, shape.a);
+    const auto activate = [&](const float4& sum) { return activated(sum, activation); };
+    finish_forward<R>(tiles, warps, shape, y, size, first_m, first_n, activate);
 }
 
 // before = sums times the slope of what gave `out`.
@@ -191,9 +199,9 @@ struct Kept {
     float w[4], mean[4], square[4];
 
     __device__ __forceinline__ void load(u32 optimiser, const LayerMemory& memory, long long at) {
-        *reinterpret_cast<float4*>(w) = load4(memory.w + at);
-        if (optimiser != SGD) *reinterpret_cast<float4*>(mean) = load4(memory.mean + at);
-        if (optimiser == ADAM) *reinterpret_cast<float4*>(square) = load4(memory.square + at);
+        load_several<true>(w, memory.w + at);
+        if (optimiser != SGD) load_several<true>(mean, memory.mean + at);
+        if (optimiser == ADAM) load_several<true>(square, memory.square + at);
     }
 };
 
@@ -224,7 +232,7 @@ __device__ __forceinline__ void move(u32 optimiser, const Rule& rule, const floa
 }
 
 __device__ __forceinline__ void update(u32 optimiser, const Rule& rule, const LayerMemory& memory, long long at,
-                                       const float (&gradients)[4], Kept kept, int left) {
+                                       const float (&gradients)[4], Kept& kept, int left) {
     move(optimiser, rule, gradients, kept.w, kept.mean, kept.square, left);
     store_several(memory.w + at, kept.w);
     if (optimiser != SGD) store_several(memory.mean + at, kept.mean);
@@ -245,7 +253,7 @@ __device__ __forceinline__ void finish_gradients(const Tiles<R>& tiles, const Wa
             kept.load(layers.optimiser, memory, static_cast<long long>(m) * sizes.w_stride + n);
         return kept;
     };
-    finish_tiles<R>(tiles, warps, fetch, [&](int row, int column, float4 sum, const Kept& kept) {
+    finish_tiles<R>(tiles, warps, fetch, [&](int row, int column, float4 sum, Kept kept) {
         const int m = block.first_m + row, n = block.first_n + column;
         if (m >= sizes.N || n >= sizes.K) return;
         const float four[4] = {sum.x, sum.y, sum.z, sum.w};

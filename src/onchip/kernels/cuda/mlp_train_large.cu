@@ -72,7 +72,7 @@ large_backward(const Step step, const float* dz, const float* w, const float* ou
 }
 
 // dz^T a of every layer, and the update; or, of more than one slice, the slice's part. The tally is the first block's.
-template <class P, int DOWN, int ACROSS, bool IS_WHOLE>
+template <class P, int DOWN, int ACROSS, bool IS_WHOLE, bool IS_SECOND>
 __global__ void __launch_bounds__(THREADS, 2)
 large_gradients(const Step step, const __grid_constant__ Layers layers, const Tally tally) {
     extern __shared__ float4 room[];
@@ -94,11 +94,12 @@ large_gradients(const Step step, const __grid_constant__ Layers layers, const Ta
     B b(memory.a, sizes.a_stride, block.first_n, sizes.a_stride, size, first,
         sizes.is_gathered ? step.rows() : nullptr);
     stages.begin_b(b, first, last);
-    wait_for_step_before();
+    if (!IS_SECOND) wait_for_step_before();
     A a(memory.dz, sizes.dz_stride, block.first_m, sizes.dz_stride, size, first);
     stages.begin_a(a, first, last);
     const WarpPlace<4> place(warps);
     const bool is_busy = block.first_m + place.row < sizes.N && block.first_n + place.column < sizes.K;
     const Tiles<4>& tiles = sum_up_stages<P, DOWN, ACROSS>(stages, a, b, first, last, place, is_busy);
     finish_gradients<4, IS_WHOLE>(tiles, warps, step, layers, block);
+    if (IS_SECOND) wait_for_step_before();
 }

@@ -10,14 +10,7 @@ from pathlib import Path
 
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.mlp_train import (
-    DIGITS,
-    THREADS,
-    TrainLowering,
-    find_layers,
-    price_of,
-    tally_struct,
-)
+from onchip.kernels.cuda.mlp_train import DIGITS, THREADS, TrainLowering, price_of
 from onchip.kernels.cuda.mlp_train_bytes import ByteRows
 from onchip.kernels.cuda.mlp_train_rows import MOST_OUTPUTS, MOST_WIDTHS
 from onchip.kernels.cuda.program import (
@@ -31,6 +24,7 @@ from onchip.kernels.cuda.program import (
     Struct,
     UInt32,
 )
+from onchip.kernels.cuda.train_layer import find_layers, tally_struct
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import trained_chain
 from onchip.plan.device import Device
@@ -47,7 +41,7 @@ STAGE_K = 64  # terms of words
 MOST_ROW_TILES, FORWARD_UNITS = 4, 16  # of a forward block: 16 rows each, and columns
 MOST_FORWARD_BYTES = 112 << 10  # of shared memory, of which two blocks have room
 UNITS, BYTE_FEATURES, FLOAT_FEATURES = 32, 64, 32  # of a gradient's tile
-LEAST_BATCH, MOST_BATCH = 129, 256  # rows: timed with 256; with 1,024 mlp_train was sooner done
+LEAST_BATCH, MOST_BATCH = 65, 512  # rows: timed with 128, 256 and 512; with 1,024 mlp_train was sooner done
 # Of a step. 784-320-160-10 with 256 rows took 27 us in fp32 on an H200 where mlp_train took 37, which that one prices
 # at 21.5: this is as large a share of it.
 _STEP_US = 15.5

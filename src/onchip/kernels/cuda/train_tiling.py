@@ -71,6 +71,11 @@ def choose_tiling(
     return _choose(tuple(sizes), terms, precision, units, can_slice)
 
 
+def product_clocks(sizes: Sequence[tuple[int, int]], terms: int, precision: str, units: int) -> float:
+    """What such a launch takes, by its price."""
+    return _clocks(choose_tiling(sizes, terms, precision, units), tuple(sizes), terms, precision, units)
+
+
 @functools.cache
 def _choose(sizes: tuple[tuple[int, int], ...], terms: int, precision: str, units: int, can_slice: bool) -> Tiling:
     numbers, chunks = sum(rows * columns for rows, columns in sizes), -(-terms // CHUNK)

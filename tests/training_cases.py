@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
 
 from checks import random_mlp, rows
+from emulated_cuda import kernel_of
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.program import Steps
+from onchip.kernels.cuda.program import Program, Steps
 from onchip.train.loop import fit
 from onchip.train.many import fit_runs
 from onchip.train.options import TrainOptions
@@ -201,6 +203,19 @@ def leave_out_a_block(monkeypatch, lowering_class):
         return Steps((dataclasses.replace(launch, config=config),))
 
     monkeypatch.setattr(lowering_class, "steps", launch_fewer)
+
+
+def bytes_of_room(source, room, folder):
+    """What bytes() of this type says, compiled from a CUDA file in another folder."""
+    for header in source.parent.glob("*.cuh"):
+        shutil.copy(header, folder)
+    told = folder / "tell.cu"
+    told.write_text(
+        f"{source.read_text()}\ntemplate <class R>\n__global__ void tell(int* to) {{ *to = R::bytes(); }}\n"
+    )
+    found = np.zeros(1, np.int32)
+    kernel_of(Program(told, f"tell<{room}>")).run(1, 1, (found.ctypes.data,))
+    return found[0]
 
 
 def assert_same_bits(one, other):

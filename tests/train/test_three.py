@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 
-from emulated_cuda import kernel_of, needs_gxx
+from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda import KERNELS, mlp_train_three
 from onchip.kernels.cuda.mlp_train_three import ThreeLowering, make_lowering
-from onchip.kernels.cuda.program import Program
 from onchip.kernels.pointwise import TRAINED
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
@@ -26,6 +23,7 @@ from training_cases import (
     assert_bits_of_each_alone,
     assert_follows_reference,
     assert_same_bits,
+    bytes_of_room,
     case_of_pixels,
     pixels,
     reference_curve,
@@ -92,17 +90,9 @@ def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(gpu):
 @needs_gxx
 @pytest.mark.parametrize("widths", [(5, 3, 2), (20, 53, 29, 17, 5), (20, 53, 32), (784, 320, 160, 10)])
 def test_host_and_kernel_agree_on_shared_memory(widths, tmp_path):
-    source = mlp_train_three.CLUSTER_SOURCE
-    for header in source.parent.glob("*.cuh"):
-        shutil.copy(header, tmp_path)
-    told = tmp_path / "tell.cu"
-    told.write_text(
-        f"{source.read_text()}\ntemplate <class R>\n__global__ void tell(int* to) {{ *to = R::bytes(); }}\n"
-    )
-    found = np.zeros(1, np.int32)
     gives = ", ".join(f"Gives<{width}, 1>" for width in widths[1:])
-    kernel_of(Program(told, f"tell<Room<3, {gives}>>")).run(1, 1, (found.ctypes.data,))
-    assert found[0] == lowering_of(*widths).cluster_bytes
+    found = bytes_of_room(mlp_train_three.CLUSTER_SOURCE, f"Room<3, {gives}>", tmp_path)
+    assert found == lowering_of(*widths).cluster_bytes
 
 
 def test_two_blocks_of_digits_share_a_multiprocessor():

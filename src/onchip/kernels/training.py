@@ -212,10 +212,13 @@ def epochs_at_once(rows: int, batch: int) -> int:
 
 def weights_of_batches(order: Array, batch: int, row_weights: Array | None) -> Array:
     """(steps,) float64: the rows of each batch of an order, or the sum of their weights."""
-    starts = np.arange(0, len(order), batch)
-    if row_weights is None or not len(order):
-        return np.diff(starts, append=len(order)).astype(np.float64)
-    return np.add.reduceat(row_weights[order].astype(np.float64), starts)
+    if row_weights is not None and len(order):
+        return np.add.reduceat(row_weights[order].astype(np.float64), np.arange(0, len(order), batch))
+    weights = np.full(
+        -(-len(order) // batch), float(batch)
+    )  # np.diff takes three times as long, and epochs may be short
+    weights[-1:] -= -len(order) % batch
+    return weights
 
 
 def mean_losses(loss: str, sums: Array, weights: Array) -> Array:

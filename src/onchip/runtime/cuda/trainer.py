@@ -76,16 +76,23 @@ class CudaTeam:
         each = list(zip(self.trainers, pieces, strict=True))
         turns = [(trainer, trainer.begin(piece) if piece else []) for trainer, piece in each]
         with launches.gpu:
-            for turn in range(max(len(orders) for _, orders in turns)):
-                counts = [
-                    trainer.begin_order(*orders[turn]) if turn < len(orders) else trainer.skip_order()
-                    for trainer, orders in turns
-                ]
+            first = 0
+            for together in self._together(turns):
+                counts = [trainer.begin_orders(orders[first : first + together]) for trainer, orders in turns]
+                first += together
                 for size in launches.lowering.graphs_of(max(counts)):
                     launches.steps(size).launch(launches.stream)
             if meanwhile is not None:
                 meanwhile()
         return [trainer.end(piece) if piece else [] for trainer, piece in each]
+
+    def _together(self, turns: Sequence[tuple[CudaTrainer, Sequence[tuple[Array, int]]]]) -> list[int]:
+        """How many orders are trained on as one. Those of whole batches lie there without a gap: powers of two of them,
+        so that there are few sizes of graphs."""
+        batch, most = self.trainers[0].launches.lowering.job.batch, max(len(orders) for _, orders in turns)
+        if any(len(order) % batch for _, orders in turns for order, _ in orders):
+            return [1] * most
+        return [1 << i for i in reversed(range(most.bit_length())) if most >> i & 1]
 
 
 class CudaTrainer:
@@ -131,24 +138,28 @@ class CudaTrainer:
             self._gpu.write(self.memory["rules"], np.concatenate(rules), self._stream)
         return [(order, i * count) for i, order in enumerate(piece.orders)]
 
-    def begin_order(self, order: Array, first_step: int = 0) -> int:
-        """The next steps are those from first_step on, of the rows `order`; their number."""
-        order, first = np.ascontiguousarray(order, np.int64), first_step * self._job.batch
-        sent = self._sent.get(first)
-        if sent is None or (order.ctypes.data, len(order)) != (sent.ctypes.data, len(sent)):
-            self._sent = {at: there for at, there in self._sent.items() if not _overlap(at, there, first, order)}
-            # On a stream of its own: on the other one the driver would wait until the steps before are done.
-            self._gpu.write(self.memory["order"], order, self.launches.copies, first * order.itemsize)
-            self._order_is_there.record(self.launches.copies)
-            self._order_is_there.hold(self._stream)
-            self._sent[first] = order  # kept, so no other array can lie there
-        self._gpu.write(self.memory["progress"], np.array([first_step, first + len(order)]), self._stream)
-        return -(-len(order) // self._job.batch)
+    def begin_orders(self, orders: Sequence[tuple[Array, int]]) -> int:
+        """The next steps are those of the rows of these orders, each with its first step; their number. Without any,
+        they are others'."""
+        batch, steps, progress = self._job.batch, 0, [0, 0]
+        for order, first_step in orders:
+            self._send_order(np.ascontiguousarray(order, np.int64), first_step * batch)
+            steps += -(-len(order) // batch)
+            progress = [orders[0][1], first_step * batch + len(order)]
+        self._gpu.write(self.memory["progress"], np.array(progress, np.int64), self._stream)
+        return steps
 
-    def skip_order(self) -> int:
-        """The next steps are others'."""
-        self._gpu.write(self.memory["progress"], np.zeros(2, np.int64), self._stream)
-        return 0
+    def _send_order(self, order: Array, first: int) -> None:
+        """To where its first row is row `first` of all orders, if it does not lie there."""
+        sent = self._sent.get(first)
+        if sent is not None and (order.ctypes.data, len(order)) == (sent.ctypes.data, len(sent)):
+            return
+        self._sent = {at: there for at, there in self._sent.items() if not _overlap(at, there, first, order)}
+        # On a stream of its own: on the other one the driver would wait until the steps before are done.
+        self._gpu.write(self.memory["order"], order, self.launches.copies, first * order.itemsize)
+        self._order_is_there.record(self.launches.copies)
+        self._order_is_there.hold(self._stream)
+        self._sent[first] = order  # kept, so no other array can lie there
 
     def end(self, piece: Piece) -> Trained:
         """What came of the piece, when its steps are done."""
@@ -168,7 +179,7 @@ class CudaTrainer:
         if not len(order):
             return 0.0, 0
         with self._gpu:
-            self.begin_order(order)
+            self.begin_orders([(order, 0)])
             count = -(-len(order) // self._lowering.row_count)
             for _ in range(count):
                 self._losses.launch(self._stream)

@@ -13,14 +13,13 @@
 //         it is the tensor core's own. Outputs: DEEP warps by turns, then their sums first to last.
 // Layout  As mlp_train.cu; dz of the first layer as parts: mlp_train_bytes.cuh.
 // Shared  (PARTS / 2 + 1) 4 B for each number that layers but the last give, of 16 or 32 rows; the last layer's weights, and
-//         its warps' sums: here with 32 rows in fp32 208,128 B.
+//         its warps' sums: here with 32 rows in fp32 216,832 B.
 // Limits  2 to 4 layers in all, at most 32 outputs. PARTS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). sm_80 up.
 #include "mlp_train_bytes.cuh"
 #include "mlp_train_targets.cuh"
 
 constexpr int STREAM_WARPS = 16, STREAM_THREADS = 32 * STREAM_WARPS, A_WARP = 16;  // columns that a warp makes at a time
 
-__device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 __device__ constexpr int steps_of(int K) { return (K + 15) / 16; }
 __device__ constexpr int tiles_of(int N) { return (N + 7) / 8; }
 // Words from row to row of W numbers along k: an odd number of steps, so that four rows that are read together meet all
@@ -64,9 +63,8 @@ __device__ __forceinline__ void multiply_rows(float (&c)[MT][1][2][4], const u32
             for (int t = 0; t < MT; ++t) {
                 u32 a[1][PARTS][4];
 #pragma unroll
-                for (int part = 0; part < PARTS; ++part) {
+                for (int part = 0; part < PARTS; ++part)
                     load_rows(a[0][part], words + (part * ROWS + 16 * t + g) * pitch + 8 * step + 2 * q, pitch);
-                }
                 if constexpr (PARTS == 3) {  // the tensor core cuts its sums off: these k's alone are its own
                     float some[1][2][4] = {};
                     add_products(some, a, b);
@@ -224,7 +222,7 @@ __device__ __forceinline__ void go_forward(const Step& step, const RowLayers& la
 // The last layer: outputs.
 template <class R>
 __device__ __forceinline__ void make_outputs(const RowLayer& layer, float* room) {
-    constexpr int L = R::L, D = R::at(L - 1), N = R::at(L), PITCH = word_pitch(D + 1);
+    constexpr int L = R::L, PITCH = word_pitch(R::at(L - 1) + 1);
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const u32* const words = reinterpret_cast<const u32*>(room) + R::words(L - 1);
     if (warp < R::DEEP) {
@@ -235,9 +233,8 @@ __device__ __forceinline__ void make_outputs(const RowLayer& layer, float* room)
             for (int step = warp; step < R::STEPS; step += R::DEEP) {
                 u32 a[1][R::PARTS][4], b[R::TILES][R::PARTS][2];
 #pragma unroll
-                for (int part = 0; part < R::PARTS; ++part) {
+                for (int part = 0; part < R::PARTS; ++part)
                     load_rows(a[0][part], words + (part * R::ROWS + 16 * t + g) * PITCH + 8 * step + 2 * q, PITCH);
-                }
 #pragma unroll
                 for (int j = 0; j < R::TILES; ++j) {
                     float w[4];

@@ -15,7 +15,7 @@ from emulated_engine import emulate_device
 from onchip.errors import DeviceError, FormatError, InputError, PlanError
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda import mlp_train
-from onchip.kernels.cuda.mlp_train import MOST_BATCH, MOST_LAYERS, TrainLowering, make_lowering
+from onchip.kernels.cuda.mlp_train import MOST_BATCH, MOST_LAYERS, make_lowering
 from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH
 from onchip.kernels.cuda.train_tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
@@ -23,12 +23,8 @@ from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import train_memory
-from onchip.runtime.cuda.gpu import Event, Gpu
-from onchip.runtime.cuda.launches import Graph
-from onchip.runtime.cuda.trainer import CudaTeam
 from onchip.runtime.placement import kernels_for
 from onchip.spec.build import mlp
-from onchip.train import training_run
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
@@ -40,7 +36,6 @@ from training_cases import (
     case,
     extras,
     reference_curve,
-    train_only_by,
 )
 
 WIDE = {
@@ -172,53 +167,6 @@ def test_rows_that_are_sent_in_slices_are_the_same(monkeypatch):
     whole = fit(net, x, y, device="cuda", epochs=1, **training)
     monkeypatch.setattr(train_memory, "SLICE_BYTES", 7 * 8 * 4)
     same_results(whole, fit(net, x, y, device="cuda", epochs=1, **training))
-
-
-@needs_gxx
-def test_orders_go_beside_the_steps_before_and_their_own_wait_for_them(monkeypatch):
-    emulate_device(monkeypatch)
-    log = []
-
-    def logged(owner, name, what):
-        call = getattr(owner, name)
-
-        def told(self, *args):
-            log.extend(what(*args))
-            return call(self, *args)
-
-        monkeypatch.setattr(owner, name, told)
-
-    net, x, y, training = SMALL["one layer"]()
-    order_bytes = 8 * len(x)
-    logged(Gpu, "write", lambda _, a, stream, *__: [("order", stream)] if a.nbytes == order_bytes else [])
-    logged(Event, "record", lambda stream: [("recorded", stream)])
-    logged(Event, "hold", lambda stream: [("held", stream)])
-    logged(Graph, "launch", lambda stream: [("steps", stream)])
-    fit(net, x, y, device="cuda", epochs=3, **training)
-    sent = [i for i, (what, _) in enumerate(log) if what == "order"]
-    assert len(sent) == 3
-    for at in sent:
-        copies = log[at][1]
-        launched = next(stream for what, stream in log[at:] if what == "steps")
-        assert log[at + 1 : at + 3] == [("recorded", copies), ("held", launched)]
-        assert copies != launched
-
-
-@needs_gxx
-@pytest.mark.parametrize("batch", [10, 60])
-def test_epochs_of_whole_batches_are_trained_on_as_one_with_the_same_bits(batch, monkeypatch):
-    emulate_device(monkeypatch)
-    train_only_by(monkeypatch, "mlp_train")
-    net, x, y, _ = case(8, 7, 3, n=60)
-    training = {"batch_size": batch, "lr": 0.1, "momentum": 0.5, "epochs": 12, "device": "cuda", "seed": 3}
-    monkeypatch.setattr(training_run, "REPORT_SECONDS", 1e9)  # as many epochs at a time as may be
-    sizes = []
-    launch_all = TrainLowering.steps
-    monkeypatch.setattr(TrainLowering, "steps", lambda self, count: sizes.append(count) or launch_all(self, count))
-    one = fit(net, x, y, **training)
-    assert max(sizes) > 60 // batch
-    monkeypatch.setattr(CudaTeam, "_together", lambda self, turns: [1] * len(turns[0][1]))
-    same_results(one, fit(net, x, y, **training))
 
 
 @needs_gxx

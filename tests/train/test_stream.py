@@ -31,12 +31,11 @@ from training_cases import (
 )
 
 
-def stream_everything(monkeypatch, most_tiles=2):
+def stream_everything(monkeypatch):
     """However few rows a batch has, and however narrow the layers are."""
     monkeypatch.setattr(mlp_train, "LEAST_BATCH", 1)
     monkeypatch.setattr(mlp_train, "LEAST_ROWS", 1 << 30)
     monkeypatch.setattr(mlp_train, "_APART_CLOCKS", 1e12)
-    monkeypatch.setattr(mlp_train_stream, "MOST_TILES", most_tiles)
     train_only_by(monkeypatch, "mlp_train")
 
 

@@ -52,6 +52,14 @@ class TeamLaunches:
             self._graphs[size] = self.build(self.lowering.steps(size), self._memory)
         return self._graphs[size]
 
+    def sizes_of(self, count: int) -> list[int]:
+        """Of the graphs that so many steps are: those that an epoch has, or powers of two. A long epoch is cut
+        behind any step, and each size is a graph to make and to keep."""
+        made: list[int] = []
+        for size in self.lowering.graphs_of(count):
+            made += [size] if size in self._sizes else powers_of_two(size)
+        return made
+
     def make_ready(self) -> None:
         """What an epoch will launch."""
         for size in self._sizes:
@@ -80,7 +88,7 @@ class CudaTeam:
             for together in self._together(turns):
                 counts = [trainer.begin_orders(orders[first : first + together]) for trainer, orders in turns]
                 first += together
-                for size in launches.lowering.graphs_of(max(counts)):
+                for size in launches.sizes_of(max(counts)):
                     launches.steps(size).launch(launches.stream)
             if meanwhile is not None:
                 meanwhile()
@@ -92,7 +100,7 @@ class CudaTeam:
         batch, most = self.trainers[0].launches.lowering.job.batch, max(len(orders) for _, orders in turns)
         if any(len(order) % batch for _, orders in turns for order, _ in orders):
             return [1] * most
-        return [1 << i for i in reversed(range(most.bit_length())) if most >> i & 1]
+        return powers_of_two(most)
 
 
 class CudaTrainer:
@@ -246,6 +254,11 @@ class CudaTrainer:
             with self._gpu:
                 self._gpu.write(self.memory[f"{memory}{i}"], rows, self._stream)
                 self._gpu.synchronise(self._stream)
+
+
+def powers_of_two(count: int) -> list[int]:
+    """Those that add up to it, the largest first."""
+    return [1 << i for i in reversed(range(count.bit_length())) if count >> i & 1]
 
 
 def _overlap(at: int, order: Array, other_at: int, other: Array) -> bool:

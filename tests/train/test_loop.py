@@ -23,7 +23,8 @@ from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
 from onchip.train.row_weights import weights_of_rows
-from onchip.train.training_run import TrainingRun, begin_runs, plan_run
+from onchip.train.together import begin_runs
+from onchip.train.training_run import TrainingRun, plan_run
 from training_cases import CASES, SIGMOIDS, assert_follows_reference, case
 
 
@@ -125,8 +126,8 @@ def test_one_run_has_all_threads_and_several_have_one_each():
     for runs, expected in ((1, core_count()), (2, None)):
         shared = SharedData(runs)
         planned = plan_run(net, x, y, TrainOptions(batch_size=300), shared, device="cpu", threads=None)
-        team, _ = begin_runs([planned], x, y, shared)
-        assert team.trainers[0].threads == expected
+        together = begin_runs([planned], x, y, shared)
+        assert together.team.trainers[0].threads == expected
 
 
 def fit_and_listen(name, device="cpu", epochs=40, **more):

@@ -88,13 +88,6 @@ class Trainer(Protocol):
         """Memory of a GPU that the run holds, data that it shares with others included; 0 on the CPU."""
         ...
 
-    def train(self, piece: Piece, meanwhile: Callable[[], None] | None = None) -> Trained:
-        """Train on a piece; a device does not wait between its orders.
-
-        meanwhile  called once: what the host can do while a device works
-        """
-        ...
-
     def evaluate(self, order: Array) -> tuple[float, int]:
         """The loss of the rows `order` of x as one batch, and how many of them hit their class."""
         ...
@@ -122,8 +115,21 @@ class TrainerTeam(Protocol):
     @property
     def trainers(self) -> Sequence[Trainer]: ...
 
-    def train(self, pieces: Sequence[Piece | None], meanwhile: Callable[[], None] | None = None) -> list[Trained]:
-        """Train each run on its piece; None: it does not take part."""
+    @property
+    def is_beside_host(self) -> bool:
+        """Whether it trains, once it has begun, while the host does something else."""
+        ...
+
+    def make_ready(self) -> None:
+        """Compile what the runs need before their first step."""
+        ...
+
+    def begin(self, pieces: Sequence[Piece | None]) -> None:
+        """Train each run on its piece, without a wait between its orders; None: it does not take part."""
+        ...
+
+    def end(self) -> list[Trained]:
+        """What came of the pieces that were begun, when they are done; of a run without one nothing."""
         ...
 
 
@@ -227,7 +233,7 @@ def mean_losses(loss: str, sums: Array, weights: Array) -> Array:
 
 
 def rules_of_steps(
-    job: Job, N: int, weights: Array, done: int, lr: float, momentum: float, decay: float
+    job: Job, N: int, weights: Array, done: int, lr: float | Array, momentum: float, decay: float
 ) -> Array:  # fmt: skip
     """(steps, RULE_FLOATS) float32: lr, scale, root, keep, decay and clip of steps, N outputs a row.
 
@@ -236,6 +242,7 @@ def rules_of_steps(
 
     weights  weights_of_batches
     done     steps that went before
+    lr       of all, or of each
     """
     rules = np.zeros((len(weights), RULE_FLOATS), np.float32)
     rules[:, 0], rules[:, 1:3], rules[:, 3:6] = lr, 1, (momentum, decay, job.clip_norm)
@@ -244,9 +251,9 @@ def rules_of_steps(
         rules[:, 1] = mean_losses(job.loss, np.full(len(weights), top), weights * outputs)
     if job.optimiser in ("adam", "adamw"):
         step = np.arange(done + 1, done + 1 + len(weights), dtype=np.float64)
-        rules[:, 0] = np.float64(np.float32(lr)) / (1.0 - BETA1**step)
+        rules[:, 0] = rules[:, 0].astype(np.float64) / (1.0 - BETA1**step)
         rules[:, 2] = 1.0 / np.sqrt(1.0 - BETA2**step)
-        rules[:, 3:5] = (1 - lr * decay, 0) if job.optimiser == "adamw" else (1, decay)
+        rules[:, 3], rules[:, 4] = (1 - lr * decay, 0) if job.optimiser == "adamw" else (1, decay)
     return rules
 
 

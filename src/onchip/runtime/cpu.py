@@ -27,7 +27,8 @@ from onchip.spec.types import numpy_dtype
 
 if TYPE_CHECKING:
     from onchip.kernels.cpu.launches import Launch
-    from onchip.kernels.training import Piece, SharedData, Trained, Trainer, TrainerTeam
+    from onchip.kernels.cpu.mlp_train import Trainer
+    from onchip.kernels.training import Piece, SharedData, Trained, TrainerTeam
     from onchip.runtime.chunks import Chunks
 
 
@@ -265,18 +266,28 @@ class CpuBound:
         kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
         threads = self.threads if shared.runs == 1 else None
         (of_rows,) = row_weights
-        return _OneRun((kernel.trainer(group.claim, self.plan.job, weights, x, y, of_rows, threads, shared.ranks),))
+        return _OneRun(kernel.trainer(group.claim, self.plan.job, weights, x, y, of_rows, threads, shared.ranks))
 
 
-@dataclass(frozen=True)
 class _OneRun:
-    """A team of one."""
+    """A team of one. The host is the device: a piece is trained on when it ends."""
 
-    trainers: tuple[Trainer]
+    is_beside_host = False
 
-    def train(self, pieces: Sequence[Piece | None], meanwhile: Callable[[], None] | None = None) -> list[Trained]:
-        (piece,) = pieces
-        return [self.trainers[0].train(piece, meanwhile) if piece is not None else []]
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainers = (trainer,)
+        self._piece: Piece | None = None
+
+    def make_ready(self) -> None:
+        from onchip.kernels.training import Piece
+
+        self.trainers[0].train(Piece((np.zeros(0, np.int64),), (0.0,)))
+
+    def begin(self, pieces: Sequence[Piece | None]) -> None:
+        (self._piece,) = pieces
+
+    def end(self) -> list[Trained]:
+        return [self.trainers[0].train(self._piece) if self._piece is not None else []]
 
 
 def _copy(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:

@@ -9,14 +9,17 @@ from onchip.kernels import reference
 from onchip.spec.network import Network
 from onchip.spec.reading import show
 from onchip.spec.recipe import Array
-from onchip.train.training_run import TrainingRun
+from onchip.train.together import Together
 
 
-def take_checked_step(run: TrainingRun) -> None:
-    """Take one step of the run; KernelError if its loss or a weight behind it is not finite."""
+def take_checked_step(together: Together) -> None:
+    """Take one step of a run that is alone; KernelError if its loss or a weight behind it is not finite."""
+    (run,) = together.runs
+    assert run is not None
     where, rows = f"epoch {run.epoch + 1}, step {run.step + 1}", run.next_rows()
     before = run.trainer.weights()
-    (loss,) = run.advance(1)
+    together.advance(1)
+    loss = run.losses[-1][-1]
     after = run.trainer.weights()
     broken = next((name for name, w in after.items() if not np.isfinite(w).all()), None)
     if np.isfinite(loss) and broken is None:

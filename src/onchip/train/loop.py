@@ -23,12 +23,12 @@ from onchip.train.options import TrainOptions, own_names
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.rows import as_rows, as_targets
 from onchip.train.spread import check_batches, plan_device
+from onchip.train.together import begin_runs
 from onchip.train.training_run import (
     REPORT_SECONDS,
     Epoch,
     FitResult,
     Progress,
-    begin_runs,
     check_targets,
     plan_run,
 )
@@ -130,11 +130,14 @@ def fit(
         except InputError:
             ranks.leave()  # all ranks find the same
             raise
-    _, (run,) = begin_runs([planned], x, y, shared)
+    together = begin_runs([planned], x, y, shared)
+    (run,) = together.runs
+    assert run is not None
     if state is not None:
         run.trainer.restore(run.trainer.weights(), dict(state))
     if stop is not None or (checkpoint is not None and checkpoint_every < REPORT_SECONDS):
-        run.most_epochs = 1  # no epoch is trained before the one before is judged
+        run.most_epochs, together.runs_ahead = 1, False  # no epoch is trained before the one before is judged
+    together.runs_ahead &= not debug  # a step at a time: weights are looked at behind each
     kept = None
     if checkpoint is not None:
         data = {"x": x, "y": y} | ({} if sample_weight is None else {"sample_weight": sample_weight})
@@ -152,14 +155,14 @@ def fit(
     if on_epoch is not None:
         for done in run.history:
             on_epoch(done)
-    saved, is_stopped = time.perf_counter(), False
+    saved, is_stopped, may_run_ahead = time.perf_counter(), False, together.runs_ahead
     while not (run.is_done or is_stopped):
         if debug:
             from onchip.train.debug import take_checked_step  # and the reference, which nobody else needs here
 
-            take_checked_step(run)
+            take_checked_step(together)
         else:
-            run.advance()
+            together.advance()
         if on_progress is not None:
             on_progress(run.progress())
         if run.is_epoch_done:
@@ -168,9 +171,11 @@ def fit(
                 on_epoch(run.history[-1])
             is_stopped = stop is not None and bool(stop(run.history[-1]))
         is_time = run.is_done or is_stopped or time.perf_counter() - saved >= checkpoint_every
-        if kept is not None and is_time and run.is_settled:
-            kept.save(run.checkpoint())
-            saved = time.perf_counter()
+        if kept is not None:
+            together.runs_ahead = may_run_ahead and not is_time  # the GPU stands still for a checkpoint
+            if is_time and run.is_settled:
+                kept.save(run.checkpoint())
+                saved = time.perf_counter()
     ranks.leave()
     return run.result()
 

@@ -25,13 +25,12 @@ from onchip.spec.recipe import Array
 from onchip.train.options import TrainOptions
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.spread import all_results, plan_device, share_of
+from onchip.train.together import begin_runs
 from onchip.train.training_run import (
     REPORT_SECONDS,
     FitResult,
     PlannedRun,
     TrainingRun,
-    advance_together,
-    begin_runs,
     check_targets,
     plan_run,
 )
@@ -97,12 +96,11 @@ def fit_runs(
 
     def train(numbers: Sequence[int]) -> dict[int, FitResult | KernelError]:
         """These runs, until all of them are done; a run that is leaves the others."""
-        team, begun = begin_runs([planned[i] for i in numbers], x, y, shared)
-        left: list[TrainingRun | None] = list(begun)
+        together = begin_runs([planned[i] for i in numbers], x, y, shared)
         results: dict[int, FitResult | KernelError] = {}
-        while any(left) and not stop:
-            advance_together(team, left)
-            for at, (i, run) in enumerate(zip(numbers, left, strict=True)):
+        while any(together.runs) and not stop:
+            together.advance()
+            for at, (i, run) in enumerate(zip(numbers, together.runs, strict=True)):
                 if run is None:
                     continue
                 try:
@@ -115,7 +113,7 @@ def fit_runs(
                         results[i] = run.result()
                 shares[i] = 1.0 if i in results else _share(run)
                 if i in results:
-                    left[at] = None
+                    together.runs[at] = None
         return results
 
     def train_own() -> dict[int, FitResult | KernelError]:

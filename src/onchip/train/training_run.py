@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ from onchip.kernels.training import (
     SharedData,
     Trained,
     Trainer,
-    TrainerTeam,
     bytes_of,
     epochs_at_once,
     weights_of_batches,
@@ -173,7 +171,7 @@ def plan_run(
         return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
     kind = "momentum" if options.momentum else options.optimiser
     batch = min(options.batch_size, len(all_rows))
-    found = shared.get("bytes", lambda: bytes_of(_flat(x))) if may_use_gpu(device, threads) else None
+    found = shared.get("bytes", lambda: bytes_of(flat_rows(x))) if may_use_gpu(device, threads) else None
     scale = found[1] if found else 0.0
     job = Job(
         options.precision, batch, loss=options.loss, optimiser=kind, byte_scale=scale, clip_norm=options.clip_norm,
@@ -183,42 +181,7 @@ def plan_run(
     return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
 
 
-def begin_runs(
-    planned: Sequence[PlannedRun], x: Array, y: Array, shared: SharedData
-) -> tuple[TrainerTeam, list[TrainingRun]]:
-    """Make the trainers of runs that are alike; x and y are checked."""
-    orders = [len(rows) for run in planned for rows in (run.train, run.held) if len(rows)]
-    row_weights = [run.row_weights for run in planned]
-    team = planned[0].bound.trainers([run.plan.network for run in planned], _flat(x), y, row_weights, orders, shared)
-    for run, trainer in zip(planned, team.trainers, strict=True):
-        trainer.train(Piece((run.train[:0],), (run.options.lr,)))  # no step: compiles before the clock starts
-        if len(run.held):
-            trainer.evaluate(run.train[:0])
-    return team, [TrainingRun(run, trainer) for run, trainer in zip(planned, team.trainers, strict=True)]
-
-
-def advance_together(team: TrainerTeam, runs: Sequence[TrainingRun | None]) -> None:
-    """`advance` of every run of a team, at the same time; None: one that is done."""
-    pieces = [run.next_piece() if run is not None else None for run in runs]
-    if any(piece is not None for piece in pieces):
-        begin = time.perf_counter()
-
-        def make_next_orders() -> None:
-            for run, piece in zip(runs, pieces, strict=True):
-                if run is not None and piece is not None:
-                    run.make_next_orders(piece)
-
-        trained = team.train(pieces, make_next_orders)
-        took = time.perf_counter() - begin
-        for run, piece, told in zip(runs, pieces, trained, strict=True):
-            if run is not None and piece is not None:
-                run.keep(told, took)
-    for run in runs:
-        if run is not None:
-            run.take_trained()
-
-
-def _flat(x: Array) -> Array:
+def flat_rows(x: Array) -> Array:
     return x.reshape(len(x), -1)
 
 
@@ -245,9 +208,9 @@ class TrainingRun:
         self.best_epoch, self.best_weights = 0, dict[str, Array]()
         self.seconds, self.epoch_seconds, self.epoch_rows = 0.0, 0.0, 0
         self.piece = min(self.steps, 16)
+        self._ahead = 0  # steps that the trainer was given and that are not taken yet
         self._has_all_rows = np.array_equal(self.train, np.arange(len(self.train)))  # the first ones, at least
         self._orders: dict[int, Array] = {}  # of epochs: made while the device trains those before
-        self.order = self._order(0)
 
     @property
     def is_epoch_done(self) -> bool:
@@ -261,19 +224,18 @@ class TrainingRun:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the trainer stands where this run does, not some epochs ahead."""
-        return not self._trained
+        """Whether the trainer stands where this run does, not some steps ahead."""
+        return not self._ahead
 
-    def _order(self, epoch: int) -> Array:
-        if not self.options.shuffle:
-            return self.train
-        self._make_orders(range(epoch, epoch + 1))
-        return self._orders[epoch]
+    @property
+    def has_trained(self) -> bool:
+        """Whether there are steps to take."""
+        return bool(self._trained)
 
-    def _make_orders(self, epochs: range) -> None:
-        """Those of the epochs that are not there yet; of epochs before them none is kept."""
+    def _orders_of(self, epochs: range) -> list[Array]:
+        """Of epochs before them none is kept; those behind the last one are not made."""
         if not self.options.shuffle:
-            return
+            return [self.train] * len(epochs)
         epochs = range(epochs.start, min(epochs.stop, self.options.epochs))
         kept = {epoch: order for epoch, order in self._orders.items() if epoch >= epochs.start}
         missing = [epoch for epoch in epochs if epoch not in kept]
@@ -281,42 +243,36 @@ class TrainingRun:
         if not self._has_all_rows:
             made = [self.train[order] for order in made]
         self._orders = kept | dict(zip(missing, made, strict=True))
+        return [self._orders[epoch] for epoch in epochs]
 
     def next_rows(self) -> Array:
         """The rows of the next step."""
-        return self.order[self.step * self.batch : (self.step + 1) * self.batch]
-
-    def advance(self, steps: int | None = None) -> Array:
-        """Some steps of the epoch, by default for about REPORT_SECONDS; their losses.
-
-        Of epochs that are shorter than that several are trained at once, the rest of which the next calls return.
-        """
-        piece = self.next_piece(steps)
-        if piece is not None:
-            begin = time.perf_counter()
-            trained = self.trainer.train(piece, lambda: self.make_next_orders(piece))
-            self.keep(trained, time.perf_counter() - begin)
-        return self.take_trained()
+        (order,) = self._orders_of(range(self.epoch, self.epoch + 1))
+        return order[self.step * self.batch : (self.step + 1) * self.batch]
 
     def next_piece(self, steps: int | None = None) -> Piece | None:
-        """What is to be trained now; None: nothing, there are epochs ahead."""
-        if self._trained:
+        """What the trainer is to be given now: some steps of an epoch, by default for about REPORT_SECONDS, and of
+        epochs that are shorter than that several. None: it has been given all."""
+        epoch, step = self._trainer_at()
+        o, left = self.options, self.options.epochs - epoch
+        if not left:
             return None
-        o, count = self.options, min(steps or self.piece, self.steps - self.step)
-        epochs = min(self.piece // self.steps, self.most_epochs, o.epochs - self.epoch)
-        if steps is None and self.step == 0 and epochs > 1:
-            numbers = range(self.epoch, self.epoch + epochs)
-            self._make_orders(numbers)
-            orders = [self._orders[epoch] if o.shuffle else self.train for epoch in numbers]
-            return Piece(orders, [o.lr_at(epoch) for epoch in numbers], o.momentum, o.weight_decay)
-        rows = self.order[self.step * self.batch : (self.step + count) * self.batch]
-        return Piece((rows,), (o.lr_at(self.epoch),), o.momentum, o.weight_decay)
+        count = min(steps or self.piece, self.steps - step)
+        epochs = 1 if steps or step else max(1, min(self.piece // self.steps, self.most_epochs, left))
+        self._ahead += epochs * count
+        numbers, rows = range(epoch, epoch + epochs), slice(step * self.batch, (step + count) * self.batch)
+        orders = [order[rows] for order in self._orders_of(numbers)]
+        return Piece(orders, [o.lr_at(number) for number in numbers], o.momentum, o.weight_decay)
 
-    def make_next_orders(self, piece: Piece) -> None:
-        """Those of the epochs behind a piece, if it ends one: while the device works on it."""
-        count, rows = len(piece.orders), len(piece.orders[0])
-        if self.step * self.batch + rows == len(self.train):
-            self._make_orders(range(self.epoch + count, self.epoch + 2 * count))
+    def _trainer_at(self) -> tuple[int, int]:
+        """The epoch and the step that the trainer has been given no rows of, the first ones being 0."""
+        return divmod(self.epoch * self.steps + self.step + self._ahead, self.steps)
+
+    def make_next_orders(self, count: int) -> None:
+        """Of so many epochs behind those that the trainer was given, if those are whole: while the device works."""
+        epoch, step = self._trainer_at()
+        if step == 0:
+            self._orders_of(range(epoch, epoch + count))
 
     def keep(self, trained: Trained, took: float) -> None:
         """What came of a piece, and the seconds that it took."""
@@ -326,12 +282,12 @@ class TrainingRun:
     def take_trained(self) -> Array:
         """Go on to where the next of the trained steps end; their losses."""
         losses, hits, took = self._trained.popleft()
-        rows = len(self.order[self.step * self.batch : (self.step + len(losses)) * self.batch])
+        self.epoch_rows += min(len(losses) * self.batch, len(self.train) - self.step * self.batch)
         self.step += len(losses)
+        self._ahead -= len(losses)
         self.hits += int(hits.sum())
         self.losses.append(losses)
         self.told += float(losses.sum())
-        self.epoch_rows += rows
         self.epoch_seconds += took
         self.seconds += took
         return losses
@@ -368,8 +324,6 @@ class TrainingRun:
         if self.options.patience and held_loss is not None and held_loss < self._best_loss():
             self.best_epoch, self.best_weights = self.epoch, self.trainer.weights()
         self._epoch_begins = len(self.losses)
-        if not self.is_done and self.is_settled:
-            self.order = self._order(self.epoch)
 
     def epoch_loss(self, losses: Array, epoch: int) -> float:
         """Of an epoch, the first being 0, of the losses of its steps."""
@@ -410,7 +364,6 @@ class TrainingRun:
 
     def take_up(self, at: Checkpoint) -> None:
         """Stand where another run of the same job stood."""
-        self._trained.clear()
         self.trainer.restore(at.weights, at.state)
         self.epoch, self.step, self.hits, self.seconds = at.epoch, at.step, at.epoch_hits, at.seconds
         self.epoch_rows, self.epoch_seconds = at.epoch_rows, at.epoch_seconds
@@ -418,8 +371,6 @@ class TrainingRun:
         self.told = float(at.losses[len(at.losses) - at.step :].sum())
         self.history = [Epoch(**epoch) for epoch in at.history]
         self.best_epoch, self.best_weights = at.best_epoch, at.best_weights
-        if not self.is_done:
-            self.order = self._order(self.epoch)
 
     def result(self) -> FitResult:
         kept = self.best_weights if self.options.patience else self.trainer.weights()

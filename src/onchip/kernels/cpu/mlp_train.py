@@ -15,7 +15,7 @@ Limits  float32; an MLP chain of ReLU, LeakyReLU, Sigmoid, Tanh without softmax 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -132,16 +132,9 @@ class Trainer:
             self.tiles = _aligned_rows(workers, TASK_FLOATS)
             self._shared_places = places_of(self.shared_model), places_of(self.block)
 
-    def train(self, piece: Piece, meanwhile: Callable[[], None] | None = None) -> Trained:
-        """Train on a piece.
-
-        meanwhile  called when that is done: here, the host is the device
-        """
+    def train(self, piece: Piece) -> Trained:
         orders = zip(piece.orders, piece.lrs, strict=True)
-        trained = [self._steps(order, lr, piece.momentum, piece.decay) for order, lr in orders]
-        if meanwhile is not None:
-            meanwhile()
-        return trained
+        return [self._steps(order, lr, piece.momentum, piece.decay) for order, lr in orders]
 
     def _steps(self, order: Array, lr: float, momentum: float, decay: float) -> tuple[Array, Array]:
         weights = weights_of_batches(order, self.job.batch, self.row_weights)

@@ -3,8 +3,8 @@ Networks that are alike share their launches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -31,6 +31,8 @@ from onchip.runtime.cuda.train_memory import KEPT, Memory, send_data, take_memor
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, materialise
 
+JOINED_STEPS = 8  # of epochs that have fewer: a graph of one step pays for its beginning and its end
+
 
 class TeamLaunches:
     """The launches of networks that train together, on a stream of their own: teams may run side by side."""
@@ -44,7 +46,11 @@ class TeamLaunches:
             self._side, self._copies = SideStream(gpu), SideStream(gpu)
         self.stream, self.copies = self._side.handle, self._copies.handle
         self._graphs: dict[int, Graph] = {}
-        self._sizes = {size for rows in orders for size in lowering.graphs_of(-(-rows // lowering.job.batch))}
+        self._sizes = set[int]()
+        for rows in orders:
+            steps = -(-rows // lowering.job.batch)
+            joined = steps * joined_epochs(rows, lowering.job.batch)
+            self._sizes |= {*lowering.graphs_of(steps), *lowering.graphs_of(joined)}
 
     def steps(self, size: int) -> Graph:
         """So many steps of all networks."""
@@ -53,8 +59,8 @@ class TeamLaunches:
         return self._graphs[size]
 
     def sizes_of(self, count: int) -> list[int]:
-        """Of the graphs that so many steps are: those that an epoch has, or powers of two. A long epoch is cut
-        behind any step, and each size is a graph to make and to keep."""
+        """Of the graphs that so many steps are: those of whole epochs, or powers of two. A long epoch is cut behind any
+        step, and each size is a graph to make and to keep."""
         made: list[int] = []
         for size in self.lowering.graphs_of(count):
             made += [size] if size in self._sizes else powers_of_two(size)
@@ -73,16 +79,23 @@ class TeamLaunches:
             return graph.finish(None)
 
 
-@dataclass(frozen=True)
 class CudaTeam:
     """Training runs of networks that are alike, in the same launches."""
 
-    trainers: tuple[CudaTrainer, ...]
+    is_beside_host = True
 
-    def train(self, pieces: Sequence[Piece | None], meanwhile: Callable[[], None] | None = None) -> list[Trained]:
-        launches = self.trainers[0].launches
-        each = list(zip(self.trainers, pieces, strict=True))
-        turns = [(trainer, trainer.begin(piece) if piece else []) for trainer, piece in each]
+    def __init__(self, launches: TeamLaunches, trainers: Sequence[CudaTrainer]) -> None:
+        self.trainers, self._launches = trainers, launches
+
+    def make_ready(self) -> None:
+        self._launches.make_ready()
+
+    def begin(self, pieces: Sequence[Piece | None]) -> None:
+        launches = self._launches
+        turns = [
+            (trainer, trainer.begin(piece) if piece else [])
+            for trainer, piece in zip(self.trainers, pieces, strict=True)
+        ]
         with launches.gpu:
             first = 0
             for together in self._together(turns):
@@ -90,17 +103,15 @@ class CudaTeam:
                 first += together
                 for size in launches.sizes_of(max(counts)):
                     launches.steps(size).launch(launches.stream)
-            if meanwhile is not None:
-                meanwhile()
-        return [trainer.end(piece) if piece else [] for trainer, piece in each]
+
+    def end(self) -> list[Trained]:
+        return [trainer.end() for trainer in self.trainers]
 
     def _together(self, turns: Sequence[tuple[CudaTrainer, Sequence[tuple[Array, int]]]]) -> list[int]:
-        """How many orders are trained on as one. Those of whole batches lie there without a gap: powers of two of them,
-        so that there are few sizes of graphs."""
-        batch, most = self.trainers[0].launches.lowering.job.batch, max(len(orders) for _, orders in turns)
-        if any(len(order) % batch for _, orders in turns for order, _ in orders):
-            return [1] * most
-        return powers_of_two(most)
+        """How many orders are trained on as one, in turns."""
+        batch, most = self._launches.lowering.job.batch, max(len(orders) for _, orders in turns)
+        joined = min(joined_epochs(len(order), batch) for _, orders in turns for order, _ in orders)
+        return [joined] * (most // joined) + [1] * (most % joined)
 
 
 class CudaTrainer:
@@ -113,6 +124,7 @@ class CudaTrainer:
         self._gpu, self._stream = launches.gpu, launches.stream
         self._lowering = replace(launches.lowering, networks=1, apart=0)
         self._job, self._layers = self._lowering.job, self._lowering.layers
+        self._weights = np.zeros((0, 0))  # of the piece that was begun: of each order, its steps' batches
         self._sent: dict[int, Array] = {}  # the orders that lie there, by the row that they begin at
         self._order_is_there = launches.gpu.event()
         self._losses: Graph | None = None
@@ -127,23 +139,14 @@ class CudaTrainer:
     def gpu_bytes(self) -> int:
         return sum(buffer.nbytes for buffer in self.memory.values())
 
-    def train(self, piece: Piece, meanwhile: Callable[[], None] | None = None) -> Trained:
-        if not len(piece.orders[0]):  # no step: what the run will launch is made ready
-            self.launches.make_ready()
-            return [(np.zeros(0), np.zeros(0, np.int64))] * len(piece.orders)
-        assert self.launches.lowering.networks == 1, "the others would go without their steps"
-        return CudaTeam((self,)).train((piece,), meanwhile)[0]
-
     def begin(self, piece: Piece) -> list[tuple[Array, int]]:
         """Say how weights will move; the piece's orders, each with its first step."""
-        weights = self._weights_of_steps(piece)
-        count = len(weights[0])
-        rules = []
-        for i, lr in enumerate(piece.lrs):
-            done, how = self.steps_done + i * count, (lr, piece.momentum, piece.decay)
-            rules.append(rules_of_steps(self._job, self._layers[-1].N, weights[i], done, *how))
+        self._weights = weights = self._weights_of_steps(piece.orders)
+        count, lrs = weights.shape[1], np.repeat(piece.lrs, weights.shape[1])
+        how = lrs, piece.momentum, piece.decay
+        rules = rules_of_steps(self._job, self._layers[-1].N, weights.reshape(-1), self.steps_done, *how)
         with self._gpu:
-            self._gpu.write(self.memory["rules"], np.concatenate(rules), self._stream)
+            self._gpu.write(self.memory["rules"], rules, self._stream)
         return [(order, i * count) for i, order in enumerate(piece.orders)]
 
     def begin_orders(self, orders: Sequence[tuple[Array, int]]) -> int:
@@ -169,17 +172,22 @@ class CudaTrainer:
         self._order_is_there.hold(self._stream)
         self._sent[first] = order  # kept, so no other array can lie there
 
-    def end(self, piece: Piece) -> Trained:
-        """What came of the piece, when its steps are done."""
-        weights = self._weights_of_steps(piece)
+    def end(self) -> Trained:
+        """What came of the piece that was begun, if one was, when its steps are done."""
+        weights, self._weights = self._weights, np.zeros((0, 0))
+        if not weights.size:
+            return []
         losses, hits = self._told(weights.size, self._lowering.groups)
         self.steps_done += weights.size
         losses = mean_losses(self._job.loss, losses.reshape(weights.shape), weights)
         return list(zip(losses, hits.reshape(weights.shape), strict=True))
 
-    def _weights_of_steps(self, piece: Piece) -> Array:
+    def _weights_of_steps(self, orders: Sequence[Array]) -> Array:
         """(orders, steps). Each order begins a multiple of a batch behind the one before."""
-        return np.stack([weights_of_batches(order, self._job.batch, self._row_weights) for order in piece.orders])
+        batch = self._job.batch
+        if self._row_weights is None:  # as many of each
+            return np.tile(weights_of_batches(orders[0], batch, None), (len(orders), 1))
+        return np.stack([weights_of_batches(order, batch, self._row_weights) for order in orders])
 
     def evaluate(self, order: Array) -> tuple[float, int]:
         if self._losses is None:
@@ -256,6 +264,11 @@ class CudaTrainer:
                 self._gpu.synchronise(self._stream)
 
 
+def joined_epochs(rows: int, batch: int) -> int:
+    """How many epochs of so many rows are trained on as one: of whole batches alone they lie there without a gap."""
+    return 1 if rows % batch else -(-JOINED_STEPS * batch // rows)
+
+
 def powers_of_two(count: int) -> list[int]:
     """Those that add up to it, the largest first."""
     return [1 << i for i in reversed(range(count.bit_length())) if count >> i & 1]
@@ -291,7 +304,8 @@ class TrainingBound:
         memories = [data | memory for memory in own]
         launches = TeamLaunches(self.gpu, replace(lowering, apart=apart), memories[0], orders)
         each = zip(networks, row_weights, memories, strict=True)
-        return CudaTeam(tuple(CudaTrainer(launches, network, x, of_rows, memory) for network, of_rows, memory in each))
+        trainers = [CudaTrainer(launches, network, x, of_rows, memory) for network, of_rows, memory in each]
+        return CudaTeam(launches, trainers)
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> NoReturn:
         raise PlanError("a plan for training runs no rows", got=self.plan.job.loss, expected="a plan for inference")

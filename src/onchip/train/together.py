@@ -1,0 +1,69 @@
+"""Runs that are trained at the same time, piece by piece. A GPU trains on a piece while the host tells what came of the
+one before: an epoch of a small network takes the host about as long to tell as the GPU to train."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from onchip.kernels.training import Piece, SharedData, TrainerTeam
+from onchip.spec.recipe import Array
+from onchip.train.training_run import PlannedRun, TrainingRun, flat_rows
+
+
+def begin_runs(planned: Sequence[PlannedRun], x: Array, y: Array, shared: SharedData) -> Together:
+    """Runs that are alike, ready for their first step; x and y are checked."""
+    orders = [len(rows) for run in planned for rows in (run.train, run.held) if len(rows)]
+    row_weights, x = [run.row_weights for run in planned], flat_rows(x)
+    team = planned[0].bound.trainers([run.plan.network for run in planned], x, y, row_weights, orders, shared)
+    team.make_ready()
+    for run, trainer in zip(planned, team.trainers, strict=True):
+        if len(run.held):
+            trainer.evaluate(run.train[:0])  # no row: compiles before the clock starts
+    return Together(team, [TrainingRun(run, trainer) for run, trainer in zip(planned, team.trainers, strict=True)])
+
+
+class Together:
+    """The runs of a team under way."""
+
+    def __init__(self, team: TrainerTeam, runs: Sequence[TrainingRun]) -> None:
+        self.team = team
+        self.runs: list[TrainingRun | None] = list(runs)  # None, by who drives them: one that is done
+        # Rows to validate on are judged by the weights that an epoch ends with.
+        self.runs_ahead = team.is_beside_host and not any(len(run.held) for run in runs)
+        self._under_way: list[Piece | None] | None = None
+        self._since = 0.0
+
+    def advance(self, steps: int | None = None) -> None:
+        """Some steps of every run, by default for about REPORT_SECONDS, or what was trained and not told yet."""
+        if any(run is not None and not run.has_trained for run in self.runs):
+            if self._under_way is None:
+                self._begin(steps)
+            self._end()
+            if self.runs_ahead:
+                self._begin(steps)
+        for run in self.runs:
+            if run is not None:
+                run.take_trained()
+
+    def _begin(self, steps: int | None) -> None:
+        pieces: list[Piece | None] = []
+        for run in self.runs:
+            is_due = run is not None and (self.runs_ahead or not run.has_trained)
+            pieces.append(run.next_piece(steps) if run is not None and is_due else None)
+        if all(piece is None for piece in pieces):
+            return
+        self._since, self._under_way = time.perf_counter(), pieces
+        self.team.begin(pieces)
+        for run, piece in zip(self.runs, pieces, strict=True):
+            if run is not None and piece is not None:
+                run.make_next_orders(len(piece.orders))
+
+    def _end(self) -> None:
+        assert self._under_way is not None, "a run that is not done has a next piece"
+        pieces, self._under_way = self._under_way, None
+        trained = self.team.end()
+        took = time.perf_counter() - self._since
+        for run, piece, told in zip(self.runs, pieces, trained, strict=True):
+            if run is not None and piece is not None:
+                run.keep(told, took)

@@ -1,0 +1,101 @@
+"""A GPU trains on the next piece while the host tells what came of the one before."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from emulated_cuda import needs_gxx
+from emulated_engine import emulate_device
+from onchip.runtime.cuda.trainer import CudaTeam
+from onchip.train import loop, training_run
+from onchip.train.checkpoint import Checkpoints
+from onchip.train.loop import fit
+from onchip.train.many import Run, fit_runs
+from onchip.train.options import TrainOptions
+from training_cases import assert_same_bits, case
+
+pytestmark = needs_gxx
+TRAINING = {"batch_size": 16, "lr": 0.1, "momentum": 0.5, "seed": 3}
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """The device; what is begun and ended on it is listed."""
+    emulate_device(monkeypatch)
+    log = []
+
+    def logged(name, call):
+        return lambda team, *args: log.append(name) or call(team, *args)
+
+    for name in ("begin", "end"):
+        monkeypatch.setattr(CudaTeam, name, logged(name, getattr(CudaTeam, name)))
+    return log
+
+
+def test_the_next_piece_is_begun_before_the_last_one_is_told(emulated):
+    net, x, y, _ = case(8, 3, n=40)
+    fit(net, x, y, device="cuda", epochs=6, on_epoch=lambda e: emulated.append(e.epoch), **TRAINING)
+    assert [each for each in emulated if isinstance(each, int)] == [1, 2, 3, 4, 5, 6]
+    pieces = emulated.count("begin")
+    assert pieces == emulated.count("end") > 1
+    assert emulated[:4] == ["begin", "end", "begin", 1]
+    ahead = 0
+    for each in emulated:
+        ahead += {"begin": 1, "end": -1}.get(each, 0)
+        assert 0 <= ahead <= 1
+    assert ahead == 0
+
+
+@pytest.mark.parametrize("more", [{"validation": 0.25}, {"stop": lambda epoch: False}, {"debug": True}])
+def test_who_looks_at_weights_behind_an_epoch_has_them(emulated, more):
+    net, x, y, _ = case(8, 3, n=40)
+    fit(net, x, y, device="cuda", epochs=3, on_epoch=lambda e: emulated.append(e.epoch), **TRAINING, **more)
+    for at, each in enumerate(emulated):
+        if isinstance(each, int):
+            assert emulated[:at].count("begin") == emulated[:at].count("end")
+
+
+def test_a_run_stands_still_for_a_checkpoint(emulated, monkeypatch, tmp_path):
+    kept = []
+    monkeypatch.setattr(Checkpoints, "save", lambda self, at: kept.append(at))
+    monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(training_run, "REPORT_SECONDS", 0.0)
+    net, x, y, _ = case(8, 3, n=40)
+    told = {"on_progress": lambda p: time.sleep(0.01), "checkpoint": tmp_path, "checkpoint_every": 0.04}
+    fit(net, x, y, device="cuda", epochs=8, **told, **TRAINING)
+    assert len(kept) > 2
+    assert emulated[:3] == ["begin", "end", "begin"]  # and ahead in between
+    whole = [at for at in kept if at.step == 0]
+    for at in whole:
+        alone = fit(net, x, y, device="cuda", epochs=at.epoch, **TRAINING)
+        assert np.array_equal(at.losses, alone.losses)
+        for name, w in at.weights.items():
+            assert np.array_equal(w, alone.network.weights[name]), (at.epoch, name)
+    assert whole[-1].epoch == 8
+
+
+def test_an_error_of_a_listener_leaves_the_gpu_as_it_was(emulated):
+    net, x, y, _ = case(8, 3, n=40)
+
+    def fail(epoch):
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        fit(net, x, y, device="cuda", epochs=4, on_epoch=fail, **TRAINING)
+    assert emulated.count("begin") == emulated.count("end") + 1  # one was under way
+    one, other = (fit(net, x, y, device="cuda", epochs=4, **TRAINING) for _ in range(2))
+    assert_same_bits(one, other)
+
+
+def test_runs_of_other_lengths_go_ahead_together(emulated):
+    net, x, y, _ = case(8, 3, n=40)
+    options = TrainOptions(epochs=5, **TRAINING)
+    runs = [Run(net, options), Run(net, options, np.arange(17)), Run(net, TrainOptions(epochs=2, **TRAINING))]
+    together = fit_runs(runs, x, y, device="cuda")
+    assert emulated[:3] == ["begin", "end", "begin"]
+    for run, result in zip(runs, together, strict=True):
+        (alone,) = fit_runs([run], x, y, device="cuda")
+        assert_same_bits(result, alone)

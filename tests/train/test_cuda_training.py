@@ -17,6 +17,7 @@ from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda import mlp_train
 from onchip.kernels.cuda.mlp_train import MOST_BATCH, MOST_LAYERS, make_lowering
 from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH
+from onchip.kernels.cuda.mlp_train_rows import RowsPass
 from onchip.kernels.cuda.train_tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
 from onchip.plan.device import A100, H200
@@ -285,6 +286,15 @@ def test_emulated_narrow_layers_in_one_launch(name, monkeypatch):
     assert_follows_reference(*case_of_bytes(name, cases=NARROW), device="cuda")
 
 
+@needs_gxx
+def test_emulated_narrow_layers_whose_blocks_take_rows_again_and_again(monkeypatch):
+    emulate_device(monkeypatch)
+    take_rows(monkeypatch)
+    monkeypatch.setattr(RowsPass, "blocks", lambda *_: 2)
+    many = {"many": lambda: case(20, 19, 7, 3, n=700, loss="mse", batch_size=600, lr=0.1, momentum=0.5)}
+    assert_follows_reference(*case_of_bytes("many", cases=many), device="cuda")
+
+
 def assert_rounds_as_told(precision):
     """Losses follow float64's as far as the rounded factors let them, and are not those of fp32."""
     net, x, y, training = SMALL["several tiles"]()
@@ -329,7 +339,7 @@ def test_tiles_cover_products_whatever_their_sizes(sizes, terms):
 def test_a_large_batch_is_summed_up_in_slices():
     lowering = lowering_of(mlp(784, 56, 28, 10), 60_000, loss="half_sse", optimiser="momentum")
     assert lowering.tiling.slices > 1
-    assert "train_apply<0>" in [launch.program.name_expression for launch in lowering.steps(1).launches]
+    assert "train_apply<0, 8>" in [launch.program.name_expression for launch in lowering.steps(1).launches]
 
 
 @pytest.mark.parametrize("batch", [1, 512, 1024, 4097, 60_000])
@@ -339,7 +349,8 @@ def test_every_launch_of_bytes_fits_the_chip(batch, device):
         chain = find_chain(mlp(*widths), 0, TRAINED)
         lowering = make_lowering(chain, Job(precision, batch, "cross_entropy", byte_scale=1 / 255), device)
         assert bool(lowering.byte_rows) == (batch >= LEAST_BATCH)
-        assert bool(lowering.rows_pass) == (batch > 32 * device.units and widths[1] == 56)
+        has_room = precision != "fp32" or device.fast_bytes > 100 << 10
+        assert bool(lowering.rows_pass) == (batch > 32 * device.units and widths[1] == 56 and has_room)
         assert all(each.config.shared_bytes <= device.fast_bytes for each in lowering.steps(1).launches)
         if rows := lowering.byte_rows:
             assert rows.slices(batch) * rows.slice_stages(batch) * 32 >= batch

@@ -13,7 +13,7 @@
 //         in a graph is 0.7 us, five of them 3.5 us. 784-56-28-10, 60,000 rows: x read twice, 376 MB / 4.8 TB/s
 //         = 78 us; 11.2 Gflop times 3 / 494 Tflop/s = 68 us.
 // Order   mlp_train.cuh. The head's dots go four neighbours a lane, then through a tree of the lanes; losses thread by
-//         thread, then through a tree. Slices of a batch first to last. Squares of gradients four a thread, through a
+//         thread, then through a tree. Slices of a batch first to last; many in eight shares, then these. Squares of gradients four a thread, through a
 //         tree of the block, then block by block, a thread every 256th, and through a tree.
 // Layout  Rows begin at multiples of 32 bytes. x and activations (rows, width, 1 if the layer that reads them has a
 //         bias, zeros); w (D_out, D_in, bias, zeros): a bias is a weight of that 1. So are mean and square, what the
@@ -254,25 +254,40 @@ train_gradients(const Step step, const __grid_constant__ Layers layers, const Ta
     if (IS_SECOND) wait_for_step_before();
 }
 
-// Four neighbours of a layer's gradients: of this thread, where each has four, layer by layer.
+// Four neighbours of a layer's gradients, layer by layer: SHARES threads of a block share the parts of them.
+template <int SHARES = 1>
 struct ApplyPlace {
+    static constexpr int FOURS = THREADS / SHARES;  // of a block
     int layer, left;  // so many of them are there
     long long at;
 
     __device__ __forceinline__ explicit ApplyPlace(const Layers& layers) : layer(layers.layer_of(blockIdx.x)) {
         const LayerSizes& sizes = layers.sizes[layer];
-        at = (static_cast<long long>(blockIdx.x - layers.first_block[layer]) * THREADS + threadIdx.x) * 4;
+        at = (static_cast<long long>(blockIdx.x - layers.first_block[layer]) * FOURS + threadIdx.x % FOURS) * 4;
         left = at < numbers(sizes) ? sizes.K - static_cast<int>(at % sizes.w_stride) : 0;
     }
     static __device__ __forceinline__ long long numbers(const LayerSizes& sizes) {
         return static_cast<long long>(sizes.N) * sizes.w_stride;
     }
-    // The slices' parts, first to last.
+    static __device__ __forceinline__ bool is_first() { return SHARES == 1 || threadIdx.x < FOURS; }
+    // The slices' parts, first to last; of shares, each so, then they. The first threads have the sums. All ask.
     __device__ __forceinline__ void add_up(float (&sums)[4], const LayerMemory& memory, const LayerSizes& sizes) const {
+        const int each = (sizes.slices + SHARES - 1) / SHARES, first = threadIdx.x / FOURS * each;
+        const int last = left <= 0 ? first : first + each < sizes.slices ? first + each : sizes.slices;
 #pragma unroll 8
-        for (int slice = 0; slice < sizes.slices; ++slice) {
+        for (int slice = first; slice < last; ++slice) {
             const float4 part = load4(memory.parts + slice * numbers(sizes) + at);
             sums[0] += part.x, sums[1] += part.y, sums[2] += part.z, sums[3] += part.w;
+        }
+        if constexpr (SHARES > 1) {
+            __shared__ __align__(16) float shares[SHARES - 1][FOURS][4];
+            if (!is_first()) store_several(shares[threadIdx.x / FOURS - 1][threadIdx.x % FOURS], sums);
+            __syncthreads();
+#pragma unroll
+            for (int share = 0; share < SHARES - 1; ++share) {
+                const float4 part = load4(shares[share][threadIdx.x % FOURS]);
+                sums[0] += part.x, sums[1] += part.y, sums[2] += part.z, sums[3] += part.w;
+            }
         }
     }
 };
@@ -296,7 +311,7 @@ __global__ void __launch_bounds__(THREADS)
 train_squares(const Step step, const __grid_constant__ Layers layers, const Squares squares) {
     wait_for_step_before();
     if (step.size() == 0) return;
-    const ApplyPlace place(layers);
+    const ApplyPlace<> place(layers);
     double sum = 0.0;
     if (place.left > 0) {
         const LayerMemory memory = layers.memory_of(place.layer, step);
@@ -313,20 +328,20 @@ train_squares(const Step step, const __grid_constant__ Layers layers, const Squa
 
 // The slices' parts added up, first to last, and the update. PARTS > 0: of the first layer's weights as parts, too, as
 // bytes_parts makes them: `stages` of 64 k's.
-template <int PARTS>
+template <int PARTS, int SHARES>
 __global__ void __launch_bounds__(THREADS)
 train_apply(const Step step, const __grid_constant__ Layers layers, const Squares squares, u32* w_parts, int stages) {
     wait_for_step_before();
     if (step.size() == 0) return;
     Rule rule = step.rule();
     if (squares.of_blocks) rule.scale = squares.clipped_scale(step, rule);
-    const ApplyPlace place(layers);
-    if (place.left <= 0) return;
+    const ApplyPlace<SHARES> place(layers);
     const LayerMemory memory = layers.memory_of(place.layer, step);
     Kept kept;
-    kept.load(layers.optimiser, memory, place.at);
+    if (place.left > 0 && place.is_first()) kept.load(layers.optimiser, memory, place.at);
     float sums[4] = {};
     place.add_up(sums, memory, layers.sizes[place.layer]);
+    if (place.left <= 0 || !place.is_first()) return;
     update(layers.optimiser, rule, memory, place.at, sums, kept, place.left);
     if constexpr (PARTS > 0) {
         if (place.layer > 0) return;

@@ -13,9 +13,8 @@ from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH, PARTS_BUDGET, STAGE_K, ByteRows
-from onchip.kernels.cuda.mlp_train_rows import BLOCKS as ROW_BLOCKS
 from onchip.kernels.cuda.mlp_train_rows import BUDGET as ROWS_BUDGET
-from onchip.kernels.cuda.mlp_train_rows import LEAST_ROWS, MOST_WIDTHS, ROWS, RowsPass
+from onchip.kernels.cuda.mlp_train_rows import LEAST_ROWS, MOST_WIDTHS, RowsPass
 from onchip.kernels.cuda.mlp_train_stream import BUDGET as STREAM_BUDGET
 from onchip.kernels.cuda.mlp_train_stream import THREADS as STREAM_THREADS
 from onchip.kernels.cuda.mlp_train_stream import StreamPass
@@ -34,7 +33,7 @@ from onchip.kernels.cuda.program import (
     Struct,
     UInt32,
 )
-from onchip.kernels.cuda.train_layer import ROW_FLOATS, TrainLayer, find_layers, split_evenly, tally_struct
+from onchip.kernels.cuda.train_layer import ROW_FLOATS, TrainLayer, find_layers, gives, split_evenly, tally_struct
 from onchip.kernels.cuda.train_tiling import Tiling, choose_tiling, product_clocks
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import why_not_trained
@@ -55,6 +54,7 @@ MOST_BLOCKS = (1 << 31) - 1  # of a launch
 MOST_NETWORKS = 16  # of a launch: then a step of a small batch has blocks for all of a chip
 EVALUATED_ROWS = 4096  # at a time, or a batch
 GRAPH_STEPS = 64  # of a graph, at most
+APPLY_SHARES, MANY_SLICES = 8, 16  # threads that add up many slices of four numbers
 _PRODUCT_BUDGETS = {2: Budget(registers=128), 4: Budget(registers=232)}  # by Tiling.R
 _STAGED_BUDGET = Budget(registers=128, spill_bytes=24)  # of what a loop does not change
 _ROW_BUDGET = Budget(registers=64, spill_bytes=16)  # sm_80: across the calls of activations
@@ -71,7 +71,8 @@ class TrainLowering:
     x (n, stride), or bytes (n, byte_rows.stride) uint8; targets
     order (rows,) int64; rules (steps, RULE_FLOATS); progress (2,) int64
     w<l> and, as the optimiser keeps them, mean<l> (momentum's velocity), square<l> (N, stride)
-    a<l>, dz<l> (row_count, width<l>): what layer l gives, and the gradient by what goes into its activation
+    a<l> (row_count, width<l>): what layer l gives; but with a rows_pass, dz<l>: the gradient by what goes into its
+    activation
     losses, hits (row_count,) of rows; step_losses float64, step_hits int64 (steps,)
     row_weights (n,), where rows have weights
     parts<l> (slices, N, stride): gradients of slices of a batch, where they are not updates at once
@@ -116,18 +117,19 @@ class TrainLowering:
 
     @cached_property
     def rows_pass(self) -> RowsPass | None:
-        """All layers behind the first in one launch of a step, where they are narrow and a batch has many rows.
-
-        Of bytes alone: gradients read activations before they wait for the launch before, so another one than that
-        which gives them must lie between.
-        """
+        """All layers behind the first in one launch of a step, where they are narrow and a batch has many rows. Of
+        bytes alone: the first layer's gradients leave as the parts that its product with bytes reads."""
         made = RowsPass(tuple(layer.N for layer in self.layers), self.job.precision)
         has_many = self.job.batch > LEAST_ROWS * self.device.units
         return made if self.byte_rows and has_many and made.fits(self.device.fast_bytes) else None
 
     @cached_property
     def stream_pass(self) -> StreamPass | None:
-        """The same where they are wider, if a launch for each product would take longer. Of bytes alone, too."""
+        """The same where they are wider, but their gradients, if a launch for each product would take longer.
+
+        Of bytes alone, too; and gradients read activations before they wait for the launch before, so another one than
+        that which gives them must lie between.
+        """
         if not self.byte_rows or self.rows_pass:
             return None
         job, device, layers = self.job, self.device, self.layers
@@ -149,12 +151,16 @@ class TrainLowering:
         """Of a layer's gradient; 0: no parts, it is summed up and becomes an update at once. Not if it is clipped."""
         if self.byte_rows and layer == 0:
             return self.byte_rows.slices(self.job.batch)
+        if self.rows_pass:
+            return self.rows_pass.blocks(self.job.batch, self.device.units)
         return self.tiling.slices if self.tiling.slices > 1 or self.job.clip_norm else 0
 
     @property
     def order(self) -> str:
         tiling = self.tiling
         parts = f"{tiling.deep} warps by turns, {tiling.slices} slices of the batch"
+        if self.rows_pass:
+            parts = f"16 after 16, {self.slices(1)} slices of the batch"
         if self.byte_rows:
             made = f"{self.byte_rows.parts} parts of bf16, {self.slices(0)} slices of the batch"
             parts += f"; the first layer, of bytes: {made}"
@@ -193,7 +199,7 @@ class TrainLowering:
     def _step(self, number: int) -> list[KernelLaunch]:
         step, batch = self._step_struct(number, self.job.batch), self.job.batch
         if self.rows_pass:
-            return [*self._forward(step, batch, 1), self._rows(self.rows_pass, step, batch), *self._update(step)]
+            return [*self._forward(step, batch, 1), self._rows(self.rows_pass, step), *self._update(step)]
         if self.stream_pass:
             return [*self._forward(step, batch, 1), self._stream(self.stream_pass, step), *self._update(step)]
         last = len(self.layers) - (2 if self.has_own_head else 1)  # whose gradient is there behind the head
@@ -228,6 +234,10 @@ class TrainLowering:
 
     def _advance(self, count: int) -> KernelLaunch:
         return self._launch_rows("train_advance", 1, Int64(self.apart), State("progress"), Int64(count))
+
+    def _dz(self, layer: int) -> State | Int64:
+        """Where a launch leaves them for others."""
+        return Int64(0) if self.rows_pass else State(f"dz{layer}")
 
     def _input(self, layer: int) -> State:
         return State(f"a{layer - 1}" if layer else "bytes" if self.byte_rows else "x")
@@ -280,14 +290,15 @@ class TrainLowering:
         memory = State(f"dz{i}"), State(f"w{i}"), State(f"a{i - 1}"), State(f"dz{i - 1}")
         return self._launch_product("backward", tiling, tiling.blocks(batch, layer.D), step, *memory, shape)
 
-    def _rows(self, rows: RowsPass, step: Struct, batch: int) -> KernelLaunch:
-        """train_rows: the layers behind the first, the loss, and back."""
-        blocks = min(-(-batch // ROWS), ROW_BLOCKS * self.device.units)
-        return self._launch(rows.program, blocks, ROWS_BUDGET, rows.shared_bytes, step, self._row_layers())
+    def _rows(self, rows: RowsPass, step: Struct) -> KernelLaunch:
+        """train_rows: the layers behind the first, the loss, back, and their gradients."""
+        program, blocks = rows.program(LOSSES.index(self.job.loss), gives(self.layers)), self.slices(1)
+        arguments = step, self._row_layers(), State("dz_parts")
+        return self._launch(program, blocks, ROWS_BUDGET, rows.shared_bytes, *arguments)
 
     def _stream(self, rows: StreamPass, step: Struct) -> KernelLaunch:
         """train_stream: the same of wider ones."""
-        program = rows.program(LOSSES.index(self.job.loss), [layer.activation[0] for layer in self.layers])
+        program = rows.program(LOSSES.index(self.job.loss), gives(self.layers))
         config = LaunchConfig(
             (rows.blocks, self.networks, 1), (STREAM_THREADS, 1, 1), rows.shared_bytes, overlaps=self._overlaps
         )
@@ -298,13 +309,14 @@ class TrainLowering:
         pointers: list[Memory | Int64] = []
         sizes = []
         for i, layer in enumerate(self.layers):
-            gives = i + 1 < len(self.layers)
-            pointers += [State(f"w{i}"), State(f"a{i}") if gives else Int64(0), State(f"dz{i}")]
+            has_reader = i + 1 < len(self.layers)
+            pointers += [State(f"w{i}"), State(f"a{i}") if has_reader else Int64(0), self._dz(i)]
+            pointers.append(State(f"parts{i}") if self.rows_pass and i else Int64(0))
             sizes.append(
                 struct.pack("<2i4I", layer.stride, self.width(i), *layer.activation, layer.bias is not None, 0)
             )
         missing = MOST_WIDTHS - len(self.layers)
-        pointers += [*[Int64(0)] * (3 * missing), State("targets"), State("losses"), State("hits"), self._row_weights()]
+        pointers += [*[Int64(0)] * (4 * missing), State("targets"), State("losses"), State("hits"), self._row_weights()]
         sizes += [bytes(24 * missing), struct.pack("<If", LOSSES.index(self.job.loss), self.job.label_smoothing)]
         return Struct(tuple(pointers), b"".join(sizes))
 
@@ -333,13 +345,13 @@ class TrainLowering:
         return self._launch_rows(f"train_head<{warps}, {lanes}>", blocks, step, head)
 
     def _update(self, step: Struct) -> Iterator[KernelLaunch]:
-        """train_gradients, that of bytes by bytes_gradient; and of slices train_apply, behind train_squares if they are
-        clipped. Some layers a launch."""
+        """train_gradients, that of bytes by bytes_gradient, but what train_rows has made; and of slices train_apply,
+        behind train_squares if they are clipped. Some layers a launch."""
         tiling, begin = self.tiling, 1 if self.byte_rows else 0
         whole = not self.slices(len(self.layers) - 1)
         if self.byte_rows:
             yield from self._gradient_bytes(self.byte_rows, step)
-        for first in range(begin, len(self.layers), MOST_LAYERS):
+        for first in range(begin, 0 if self.rows_pass else len(self.layers), MOST_LAYERS):
             numbers = range(first, min(first + MOST_LAYERS, len(self.layers)))
             tally = tally_struct() if first == 0 else Struct((Int64(0),) * 4, b"")  # the losses, in one more block
             blocks = [tiling.blocks(self.layers[i].N, self.layers[i].terms) for i in numbers]
@@ -355,7 +367,9 @@ class TrainLowering:
 
     def _apply(self, kernel: str, step: Struct, layer_count: int, is_summed: bool = False) -> Iterator[KernelLaunch]:
         """Of the first layers' parts; is_summed: of those that train_squares has added up."""
-        blocks = [self._apply_blocks(i) for i in range(layer_count)]
+        most = 1 if is_summed else max(map(self.slices, range(layer_count)), default=1)
+        shares = APPLY_SHARES if kernel == "train_apply" and most >= MANY_SLICES else 1
+        blocks = [self._apply_blocks(i, shares) for i in range(layer_count)]
         for first in range(0, layer_count, MOST_LAYERS):
             numbers = range(first, min(first + MOST_LAYERS, layer_count))
             some = blocks[first : numbers.stop]
@@ -366,14 +380,15 @@ class TrainLowering:
                 yield self._launch_rows(kernel, sum(some), step, layers, squares)
             elif self.byte_rows and first == 0:  # whoever updates the first layer's weights writes their parts, too
                 stages = UInt32(-(-self.layers[0].terms // STAGE_K))
-                kernel = f"train_apply<{self.byte_rows.parts}>"
-                yield self._launch_rows(kernel, sum(some), step, layers, squares, State("w_parts"), stages)
+                own = f"train_apply<{self.byte_rows.parts}, {shares}>"
+                yield self._launch_rows(own, sum(some), step, layers, squares, State("w_parts"), stages)
             else:
-                yield self._launch_rows("train_apply<0>", sum(some), step, layers, squares, Int64(0), UInt32(0))
+                own = f"train_apply<0, {shares}>"
+                yield self._launch_rows(own, sum(some), step, layers, squares, Int64(0), UInt32(0))
 
-    def _apply_blocks(self, layer: int) -> int:
-        """Of a layer's parts: a thread has four numbers."""
-        return -(-self.layers[layer].N * self.layers[layer].stride // (4 * THREADS))
+    def _apply_blocks(self, layer: int, shares: int = 1) -> int:
+        """Of a layer's parts: so many threads have four numbers."""
+        return -(-self.layers[layer].N * self.layers[layer].stride * shares // (4 * THREADS))
 
     def _gradient_bytes(self, rows: ByteRows, step: Struct) -> list[KernelLaunch]:
         """bytes_gradient of the first layer, behind the parts of its dz, if nobody has made them."""
@@ -383,7 +398,7 @@ class TrainLowering:
         gradient = Struct((self._input(0), State("dz_parts"), State("parts0")), sizes)
         blocks = 1 + self.slices(0) * rows.gradient_tiles
         launch = self._launch(program, blocks, budget, shared, step, gradient, tally_struct())
-        if self.stream_pass:
+        if self.rows_pass or self.stream_pass:
             return [launch]
         return [self._parts(rows, step, ("dz0", "dz_parts"), self.width(0), batch, along=False), launch]
 
@@ -395,7 +410,7 @@ class TrainLowering:
             layer = self.layers[i]
             pointers += [
                 State(f"w{i}"), State(f"mean{i}") if kept > 0 else Int64(0),
-                State(f"square{i}") if kept > 1 else Int64(0), self._input(i), State(f"dz{i}"),
+                State(f"square{i}") if kept > 1 else Int64(0), self._input(i), self._dz(i),
                 State(f"parts{i}") if self.slices(i) else Int64(0),
             ]  # fmt: skip
             strides, slices = (layer.stride, layer.stride, self.width(i)), 1 if is_summed else self.slices(i)

@@ -114,6 +114,7 @@ bytes_forward(const Step step, const unsigned char* x, const unsigned char* w, f
         if (stage + STAGES - 1 < last) fetch_x(stage + STAGES - 1), fetch_w(stage + STAGES - 1);
         close_stage();
         widen(next, stage + 1);  // behind the last, of what nobody multiplies
+        hold(next);
         Products::wait();
         if (PARTS == 3) add_to_totals(totals, c);
     };
@@ -168,17 +169,22 @@ bytes_gradient(const Step step, const ByteGradient to, const Tally tally) {
     unsigned char* const stages = reinterpret_cast<unsigned char*>(room);
     const int column = threadIdx.x % 16 * 16, row = threadIdx.x / 16;  // a thread brings 16 bytes of two rows
     const bool has_column = first_n + column < to.x_stride;
-    u32 found[2];
-    find_rows(found, step.rows(), first * ROWS + row, 16, size);
-    const auto fetch_x = [&](int stage) {
+    const long long* const order = step.rows();
+    const auto find = [&](u32 (&found)[2], int stage) {  // a stage ahead: who looks at a number waits for it
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int k = stage * ROWS + row + 16 * i;
+            found[i] = static_cast<u32>(order[k < size ? k : size - 1]);
+        }
+    };
+    const auto fetch_x = [&](const u32 (&found)[2], int stage) {
         unsigned char* at = stages + stage % STAGES * STAGE_BYTES + row * PITCH + column;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const bool is_there = has_column && found[i] != NO_ROW;
+            const bool is_there = has_column && stage * ROWS + row + 16 * i < size;
             const unsigned char* from = to.x + static_cast<long long>(is_there ? found[i] : 0) * to.x_stride;
             copy_async(at + 16 * i * PITCH, from + (is_there ? first_n + column : 0), is_there);
         }
-        find_rows(found, step.rows(), (stage + 1) * ROWS + row, 16, size);
     };
     const auto fetch_dz = [&](int stage) {  // half of a stage of bytes_parts
         const long long at = (static_cast<long long>(first_m / COLUMNS) * to.all_stages + stage / 2 * 2) * PARTS;
@@ -188,9 +194,13 @@ bytes_gradient(const Step step, const ByteGradient to, const Tally tally) {
         for (int part = 0; part < PARTS; ++part)
             copy_async(made + part * PART_BYTES + threadIdx.x * 16, from + 2 * part * PART_BYTES + threadIdx.x * 16);
     };
+    u32 early[STAGES][2];
+#pragma unroll
+    for (int i = 0; i < STAGES; ++i) find(early[i], first + i);
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i)
-        if (first + i < last) fetch_x(first + i);
+        if (first + i < last) fetch_x(early[i], first + i);
+    u32 found[2] = {early[STAGES - 1][0], early[STAGES - 1][1]};
     wait_for_step_before();
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
@@ -226,9 +236,11 @@ bytes_gradient(const Step step, const ByteGradient to, const Tally tally) {
         add_stage<PARTS>(c, now, stages + stage % STAGES * STAGE_BYTES + X_BYTES, PARTS < 3 && stage > first);
         await_stages<STAGES - 3>();
         __syncthreads();  // the next stage is there for all, and nobody still reads the one before
-        if (stage + STAGES - 1 < last) fetch_x(stage + STAGES - 1), fetch_dz(stage + STAGES - 1);
+        if (stage + STAGES - 1 < last) fetch_x(found, stage + STAGES - 1), fetch_dz(stage + STAGES - 1);
         close_stage();
         widen(next, stage + 1);  // behind the last, of what nobody multiplies
+        hold(next);
+        find(found, stage + STAGES);  // not before: copies still read the numbers that this replaces
         Products::wait();
         if (PARTS == 3) add_to_totals(totals, c);
     };

@@ -90,8 +90,44 @@ __device__ __forceinline__ void add_stage(float (&c)[TILES][8][4], const u32 (&a
     Products::end();
 }
 
+// What was widened is there from here on: else the compiler does it where it is asked for, behind the products that it
+// should be beside.
+template <int STEPS, int TILES>
+__device__ __forceinline__ void hold(u32 (&a)[STEPS][TILES][4]) {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+    for (int i = 0; i < 4 * STEPS * TILES; ++i) asm volatile("" : "+r"(a[i / 4 / TILES][i / 4 % TILES][i % 4]));
+#endif
+}
+
 template <int TILES>
 __device__ __forceinline__ void add_to_totals(float (&totals)[TILES][8][4], const float (&c)[TILES][8][4]) {
 #pragma unroll
     for (int i = 0; i < 32 * TILES; ++i) totals[i / 32][i / 4 % 8][i % 4] += c[i / 32][i / 4 % 8][i % 4];
+}
+
+// -- parts of gradients ------------------------------------------------------------------------------------------------
+
+// ROWS rows of dz, N numbers each, as the parts of an operand whose k's are rows: zeros for rows and columns that are not
+// there. `first` is the number of their first row, `there` are so many; a batch has `stages` of 64 rows. TEAM threads take
+// part, of which this is number `me`.
+template <int PARTS, int N, int ROWS, int TEAM>
+__device__ __forceinline__ void store_parts(uint4* to, const float* dz, int pitch, int first, int there, int stages,
+                                            int me) {
+    constexpr int ALL = round_up(N, COLUMNS);
+    for (int item = me; item < ROWS / 8 * ALL; item += TEAM) {
+        const int eight = item / ALL, n = item % ALL, row = first + 8 * eight;
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const int k = 8 * eight + i;
+            v[i] = n < N && k < there ? dz[k * pitch + n] : 0.0f;
+        }
+        uint4 parts[PARTS];
+        split_eight(parts, v);
+        const long long stage = static_cast<long long>(n / COLUMNS) * stages + row / 64;
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+            to[(stage * PARTS + part) * (8 * COLUMNS) + row % 64 / 8 * COLUMNS + n % COLUMNS] = parts[part];
+    }
 }

@@ -8,7 +8,8 @@ constexpr int MOST_WIDTHS = 4;
 struct RowMemory {
     const float* w;  // (N, w_stride)
     float* a;        // (size, stride): what the layer gives; nullptr: nobody asks
-    float* dz;       // (size, stride)
+    float* dz;       // (size, stride); nullptr likewise
+    float* parts;    // (blocks, N, w_stride): gradients of each block's rows; nullptr: another launch makes them
 };
 struct RowLayer {
     int w_stride, stride;

@@ -11,11 +11,11 @@ from onchip.kernels.cuda.mlp_train_bytes import PARTS
 from onchip.kernels.cuda.program import Budget, Program
 
 SOURCE = Path(__file__).parent / "mlp_train_rows.cu"
-ROWS, MOST_WIDTHS = 128, 4  # as mlp_train_rows.cu has them
+ROWS, WARPS, MOST_WIDTHS = 128, 8, 4  # as mlp_train_rows.cu has them
 MOST_WIDTH, MOST_OUTPUTS = 64, 32
 BLOCKS = 2  # of a multiprocessor
 LEAST_ROWS = 32  # a multiprocessor
-BUDGET = Budget(registers=128, spill_bytes=32)
+BUDGET = Budget(registers=128)
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,25 @@ class RowsPass:
     @property
     def shared_bytes(self) -> int:
         pieces = sum(_pieces(D + 1, N) + _pieces(N, D) for D, N in pairwise(self.widths))
-        return 16 * PARTS[self.precision] * pieces + 4 * ROWS * sum(round_up(W + 1, 16) + 8 for W in self.widths)
+        sums = sum(_sums(D, N) for D, N in pairwise(self.widths))
+        rows = ROWS * sum(round_up(W + 1, 16) + 8 for W in self.widths)
+        return 16 * PARTS[self.precision] * pieces + 4 * (sums + rows)
 
-    @property
-    def program(self) -> Program:
-        return Program(SOURCE, f"train_rows<{', '.join(map(str, (PARTS[self.precision], *self.widths)))}>")
+    def blocks(self, batch: int, units: int) -> int:
+        return min(-(-batch // ROWS), BLOCKS * units)
+
+    def program(self, loss: int, gives: str) -> Program:
+        """gives  train_layer.gives of all layers"""
+        return Program(SOURCE, f"train_rows<{PARTS[self.precision]}, {loss}, {gives}>")
 
 
 def _pieces(K: int, N: int) -> int:
     """Of one part of weights: K terms a sum, N columns."""
     return round_up(K, 16) // 8 * round_up(N, 8)
+
+
+def _sums(D: int, N: int) -> int:
+    """Floats of a layer's gradients: GradientTiles of mlp_train_rows.cu."""
+    down, wide = -(-N // 16), -(-(D + 1) // 8)
+    across = min(WARPS // down, wide)
+    return WARPS // (down * across) * down * wide * 128

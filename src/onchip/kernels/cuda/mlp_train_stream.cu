@@ -305,27 +305,6 @@ __device__ __forceinline__ void go_back(const Step& step, const RowLayers& layer
     if constexpr (l > 1) go_back<R, l - 1>(step, layers, rows, room);
 }
 
-// The first layer's gradients as parts: zeros for rows and units that are not there. `stages` of 64 rows has a batch.
-template <class R>
-__device__ __forceinline__ void store_parts(uint4* to, const float* dz, int first, int there, int stages) {
-    constexpr int N = R::at(0), ALL = round_up(N, COLUMNS);
-    for (int item = threadIdx.x; item < R::ROWS / 8 * ALL; item += STREAM_THREADS) {
-        const int eight = item / ALL, n = item % ALL, row = first + 8 * eight;
-        float v[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int k = 8 * eight + i;
-            v[i] = n < N && k < there ? dz[k * float_pitch(N + 1) + n] : 0.0f;
-        }
-        uint4 parts[R::PARTS];
-        split_eight(parts, v);
-        const long long stage = static_cast<long long>(n / COLUMNS) * stages + row / 64;
-#pragma unroll
-        for (int part = 0; part < R::PARTS; ++part)
-            to[(stage * R::PARTS + part) * (8 * COLUMNS) + row % 64 / 8 * COLUMNS + n % COLUMNS] = parts[part];
-    }
-}
-
 // W: of the first layer, which is done, then of all layers behind it. dz of all layers goes, the first one's as dz_parts, and
 // what the hidden ones give.
 template <int PARTS, int MT, u32 LOSS, class... W>
@@ -378,7 +357,9 @@ train_stream(const __grid_constant__ Step step, const __grid_constant__ RowLayer
         __syncthreads();
         go_back<R, L>(step, layers, rows, room);
         const int stages = static_cast<int>((step.batch + 63) / 64);
-        store_parts<R>(step.mine(dz_parts), room + R::floats(0), rows.first, rows.there(), stages);
+        store_parts<PARTS, R::at(0), R::ROWS, STREAM_THREADS>(step.mine(dz_parts), room + R::floats(0),
+                                                              float_pitch(R::terms(0)), rows.first, rows.there(), stages,
+                                                              threadIdx.x);
         __syncthreads();  // nobody still reads what the next rows replace
     }
 }

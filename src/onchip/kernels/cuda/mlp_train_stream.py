@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -78,8 +77,8 @@ class StreamPass:
             2 * 4 * weights / _BYTES_A_CLOCK + products * _CLOCKS_A_PRODUCT + _START_CLOCKS
         )
 
-    def program(self, loss: int, activations: Sequence[int]) -> Program:
-        gives = ", ".join(f"Gives<{N}, {code}>" for N, code in zip(self.widths, activations, strict=True))
+    def program(self, loss: int, gives: str) -> Program:
+        """gives  train_layer.gives of all layers"""
         return Program(SOURCE, f"train_stream<{PARTS[self.precision]}, {self.tiles}, {loss}, {gives}>")
 
 

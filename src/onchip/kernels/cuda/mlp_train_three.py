@@ -24,7 +24,7 @@ from onchip.kernels.cuda.program import (
     Struct,
     UInt32,
 )
-from onchip.kernels.cuda.train_layer import find_layers, tally_struct
+from onchip.kernels.cuda.train_layer import find_layers, gives, tally_struct
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import trained_chain
 from onchip.plan.device import Device
@@ -149,9 +149,9 @@ class ThreeLowering(TrainLowering):
         return 4 * (floats + most)
 
     def _cluster(self, step: Struct) -> KernelLaunch:
-        gives = ", ".join(f"Gives<{layer.N}, {layer.activation[0]}>" for layer in self.layers)
         program = Program(
-            CLUSTER_SOURCE, f"train_cluster<{self.byte_rows.parts}, {LOSSES.index(self.job.loss)}, {gives}>"
+            CLUSTER_SOURCE,
+            f"train_cluster<{self.byte_rows.parts}, {LOSSES.index(self.job.loss)}, {gives(self.layers)}>",
         )
         clusters = min(-(-self.job.batch // CLUSTER_ROWS), MOST_CLUSTERS)
         config = LaunchConfig(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onchip.kernels.chain import Chain
@@ -31,6 +32,11 @@ class TrainLayer:
     def stride(self) -> int:
         """Floats from row to row of its weights, and of what it reads."""
         return round_up(self.terms, ROW_FLOATS)
+
+
+def gives(layers: Sequence[TrainLayer]) -> str:
+    """What layers give, as mlp_train_targets.cuh is told."""
+    return ", ".join(f"Gives<{layer.N}, {layer.activation[0]}>" for layer in layers)
 
 
 def tally_struct() -> Struct:

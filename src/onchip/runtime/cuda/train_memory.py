@@ -78,7 +78,9 @@ def _own_bytes(lowering: TrainLowering, orders: Sequence[int], n: int) -> dict[s
     """Of one network, by name."""
     job, row_count, made = lowering.job, lowering.row_count, dict[str, int]()
     for i, layer in enumerate(lowering.layers):
-        made[f"a{i}"] = made[f"dz{i}"] = 4 * row_count * lowering.width(i)
+        made[f"a{i}"] = 4 * row_count * lowering.width(i)
+        if not lowering.rows_pass:
+            made[f"dz{i}"] = made[f"a{i}"]
         for name in ("w", *KEPT[: OPTIMISERS[job.optimiser]]):
             made[f"{name}{i}"] = 4 * layer.N * layer.stride
         if slices := lowering.slices(i):

@@ -15,6 +15,8 @@ from onchip.bench.gpu_training import SteadyFit, epoch_jobs, together_case, trai
 from onchip.bench.options import Options
 from onchip.bench.training import TrainingCase
 from onchip.errors import PlanError
+from onchip.measure import truth
+from onchip.measure.truth import TrainingTruth
 from onchip.train.options import TrainOptions
 from onchip.train.training_run import Progress
 from torch_stage import CpuTorchStage
@@ -205,3 +207,21 @@ def test_everyone_on_a_gpu(name, options):
     assert not outcome.skipped
     assert outcome.exit_code == 0, outcome.wrong
     assert len(outcome.rows) == 2
+
+
+def test_a_loss_curve_may_be_as_far_off_as_any_of_several_naive_runs(monkeypatch):
+    net, x, y = random_mlp(4, 3, 2), np.ones((6, 4), np.float32), np.array([0, 1, 0, 1, 0, 1])
+    batches, seen = [np.arange(3), np.arange(3, 6)], []
+    errors = iter([0.0, 1e-6, 1e-3, 1e-5])
+
+    def run(net, x, y, batches, options, dtype):
+        seen.append(batches)
+        return np.array([0.5, 0.25, 0.125]) + next(errors)
+
+    monkeypatch.setattr(truth, "_reference_run", run)
+    judge = TrainingTruth(net, x, y, batches, TrainOptions(), naive_runs=3)
+    assert judge.judge_losses(np.array([0.5, 0.251])).is_right
+    assert not judge.judge_losses(np.array([0.5, 0.253])).is_right
+    assert [sorted(map(tuple, map(sorted, orders))) for orders in seen] == [[(0, 1, 2), (3, 4, 5)]] * 4
+    assert seen[0] is seen[1] is batches
+    assert any(not np.array_equal(a, b) for orders in seen[2:] for a, b in zip(orders, batches, strict=True))

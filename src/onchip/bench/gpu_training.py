@@ -34,6 +34,7 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 PEER_PRECISIONS = ("fp32", "tf32")  # peers that keep float32 weights and round for products alone have no others
 # What float64 does in seconds: the first steps of an epoch, and of full batches the first epochs.
 JUDGED_STEPS, JUDGED_ROWS, JUDGED_EPOCHS = 256, 32_768, 3
+NAIVE_RUNS = 8  # in float32, that say how far off a run may be; of full batches one: three steps amplify nothing
 # Of a loss, beside twice what a naive run in float32 is off: another order of sums; and of products whose factors have
 # 11 or 8 bits, what 256 steps of 16 rows make of it (a simulation was off by 0.012 on MNIST).
 ROUNDING = {"fp32": 2**-17, "tf32": 2**-6, "bf16": 2**-5}
@@ -89,7 +90,8 @@ def _truth(lesson: TrainingCase) -> TrainingTruth:
     few = dataclasses.replace(lesson, options=dataclasses.replace(lesson.options, epochs=JUDGED_EPOCHS))
     full = size >= len(lesson.x)
     steps = JUDGED_EPOCHS if full else min(JUDGED_STEPS, -(-JUDGED_ROWS // size), -(-len(lesson.x) // size))
-    return TrainingTruth(lesson.net(0), lesson.x, lesson.y, few.batches(0)[:steps], lesson.options)
+    batches, runs = few.batches(0)[:steps], 1 if full else NAIVE_RUNS
+    return TrainingTruth(lesson.net(0), lesson.x, lesson.y, batches, lesson.options, runs)
 
 
 def training_cases(

@@ -85,13 +85,24 @@ def naive_error(net: Network, x: Rows, dtype: str = "float32") -> float:
 class TrainingTruth:
     """Where steps of SGD lead in float64, and how far from it a float32 run may end."""
 
-    def __init__(self, net: Network, x: Array, y: Array, batches: Sequence[Array], options: TrainOptions) -> None:
-        """batches: the rows of each step."""
+    def __init__(
+        self, net: Network, x: Array, y: Array, batches: Sequence[Array], options: TrainOptions, naive_runs: int = 1
+    ) -> None:
+        """batches     the rows of each step
+        naive_runs  in float32, each with the rows of a batch in another order: where a unit's sign is rounding's to
+                    say, a curve jumps. Of 7 runs over MNIST, 256 steps of 64 rows, one was off by 1.5e-4, the others
+                    by 4e-7 at most
+        """
         self.run = _reference_run(net, x, y, batches, options, "float64")
-        naive = _reference_run(net, x, y, batches, options, "float32")
-        self.allowed = allowed_error(relative_error(naive, self.run))
         self._losses = self.run[: len(batches)]
-        self.losses_allowed = allowed_error(relative_error(naive[: len(batches)], self._losses))
+        error = losses_error = 0.0
+        for seed in range(naive_runs):
+            rng = np.random.default_rng(seed)
+            orders = [rng.permutation(rows) for rows in batches] if seed else batches
+            naive = _reference_run(net, x, y, orders, options, "float32")
+            error = max(error, relative_error(naive, self.run))
+            losses_error = max(losses_error, relative_error(naive[: len(batches)], self._losses))
+        self.allowed, self.losses_allowed = allowed_error(error), allowed_error(losses_error)
 
     def judge(self, got: Array) -> Verdict:
         """got: as `flat_run` makes it."""

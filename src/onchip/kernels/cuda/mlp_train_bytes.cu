@@ -2,8 +2,8 @@
 //
 // Idea    As mlp_train_large.cu for rows that are bytes times a scale, pixels for instance: mlp_train_bytes.cuh has the
 //         products. The other operand lies in memory as numbers of bf16, made once for all blocks: by bytes_parts, of
-//         weights behind the first step by train_apply, of dz by train_stream where that is what makes it. Gradients are
-//         slices' parts, which train_apply adds up.
+//         weights behind the first step by train_apply, of dz by train_rows or train_stream where they make it. Gradients
+//         are slices' parts, which train_apply adds up.
 // Floor   784-56-28-10, 60,000 rows: forward and gradients each read x once, 47 MB / 4.8 TB/s = 10 us; a product of
 //         60,000 x 785 x 56 has 5.3 Gflop, in fp32 three times that: 16 us at 989 Tflop/s of bf16. 784-320-160-10,
 //         4,096 rows: 2.1 Gflop each: 6 us in fp32, 2 us in bf16.

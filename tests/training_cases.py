@@ -11,7 +11,7 @@ import pytest
 from checks import random_mlp, rows
 from emulated_cuda import kernel_of
 from onchip.kernels import cuda, reference
-from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda import KERNELS, mlp_train, mlp_train_three
 from onchip.kernels.cuda.program import Program, Steps
 from onchip.train.loop import fit
 from onchip.train.many import fit_runs
@@ -78,8 +78,11 @@ CASES = {
 EPOCHS = 3
 
 
-def reference_curve(net, x, y, seed, dtype, training, epochs=EPOCHS):
-    """Every step's loss, every epoch's validation loss, and the network: the documented formulas, one at a time."""
+def reference_curve(net, x, y, seed, dtype, training, epochs=EPOCHS, turn=0):
+    """Every step's loss, every epoch's validation loss, and the network: the documented formulas, one at a time.
+
+    turn  not 0: the rows of each batch in another order, whose sums round in other ways
+    """
     training = dict(training)
     given = training.pop("sample_weight", None)
     options = TrainOptions(**training, epochs=epochs, seed=seed)
@@ -90,6 +93,7 @@ def reference_curve(net, x, y, seed, dtype, training, epochs=EPOCHS):
         order = train[epoch_order(len(train), seed, epoch)] if options.shuffle else train
         for start in range(0, len(order), options.batch_size):
             batch = order[start : start + options.batch_size]
+            batch = np.random.default_rng(turn).permutation(batch) if turn else batch
             of_rows = None if weights is None else weights[batch]
             value, gradients = reference.loss_and_gradients(
                 net, x[batch], y[batch], options.loss, dtype, of_rows, options.label_smoothing
@@ -179,6 +183,57 @@ def train_only_by(monkeypatch, name):
     training = ("mlp_train", "mlp_train_three", "mlp_resident", "mlp_by_layers")
     others = (kernel for kernel in cuda.KERNELS if kernel.name not in training)
     monkeypatch.setattr(cuda, "KERNELS", (kept, *others))
+
+
+def take_bytes(monkeypatch):
+    """Rows that are bytes as such, however few a batch has."""
+    monkeypatch.setattr(mlp_train, "LEAST_BATCH", 1)
+
+
+def take_rows(monkeypatch):
+    """Narrow layers in one launch, however few rows a batch has."""
+    take_bytes(monkeypatch)
+    monkeypatch.setattr(mlp_train, "LEAST_ROWS", 0)
+
+
+def stream_everything(monkeypatch):
+    """However few rows a batch has, and however narrow the layers are."""
+    take_bytes(monkeypatch)
+    monkeypatch.setattr(mlp_train, "LEAST_ROWS", 1 << 30)
+    monkeypatch.setattr(mlp_train, "_APART_CLOCKS", 1e12)
+    train_only_by(monkeypatch, "mlp_train")
+
+
+def take_any_batch(monkeypatch):
+    """In three launches: small batches are soon emulated."""
+    monkeypatch.setattr(mlp_train_three, "LEAST_BATCH", 1)
+    monkeypatch.setattr(mlp_train_three, "MOST_BATCH", 1 << 20)
+    train_only_by(monkeypatch, "mlp_train_three")
+
+
+def all_ways_apart(monkeypatch):
+    """A launch for each product, of bytes too."""
+    take_bytes(monkeypatch)
+    monkeypatch.setattr(mlp_train, "LEAST_ROWS", 1 << 30)
+    monkeypatch.setattr(mlp_train, "_APART_CLOCKS", -1e12)
+    train_only_by(monkeypatch, "mlp_train")
+
+
+def only_by(name):
+    return lambda monkeypatch: train_only_by(monkeypatch, name)
+
+
+# Every way to train on a GPU, by what is to be patched; a kernel that does not take a network refuses it.
+WAYS = {
+    "as planned": lambda monkeypatch: None,
+    "launches": only_by("mlp_train"),
+    "bytes": all_ways_apart,
+    "rows": lambda monkeypatch: (take_rows(monkeypatch), train_only_by(monkeypatch, "mlp_train")),
+    "stream": stream_everything,
+    "three": take_any_batch,
+    "resident": only_by("mlp_resident"),
+    "by layers": only_by("mlp_by_layers"),
+}
 
 
 def delay_at_random(monkeypatch, lowering_class):

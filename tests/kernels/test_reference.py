@@ -86,6 +86,16 @@ def test_no_rows(case):
     assert reference.forward(net, random_inputs(case, 0)).shape == (0, *net.output.row_shape)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_a_batch_whose_rows_weigh_nothing_changes_nothing(loss, dtype):
+    net, x = random_mlp(4, 3), rows(2, 4)
+    target = np.array([0, 2]) if loss == "cross_entropy" else np.zeros((2, 3), np.float32)
+    value, gradients = reference.loss_and_gradients(net, x, target, loss, dtype, np.zeros(2, np.float32))
+    assert value == 0
+    assert not any(gradient.any() for gradient in gradients.values())
+
+
 @pytest.mark.parametrize("loss", ["cross_entropy", "half_sse"])
 def test_network_gradient_matches_finite_differences(loss):
     net = random_mlp(5, 7, 3, activation="Tanh")

@@ -37,6 +37,8 @@ from training_cases import (
     case,
     extras,
     reference_curve,
+    take_bytes,
+    take_rows,
 )
 
 WIDE = {
@@ -224,11 +226,6 @@ def case_of_bytes(name, levels=255, cases=BYTES):
     return net, np.random.default_rng(1).integers(0, 256, x.shape).astype(np.float32) / np.float32(levels), y, training
 
 
-def take_bytes(monkeypatch):
-    """However few rows a batch has."""
-    monkeypatch.setattr(mlp_train, "LEAST_BATCH", 1)
-
-
 @needs_gxx
 @pytest.mark.parametrize("name", BYTES)
 def test_emulated_rows_that_are_bytes(name, monkeypatch):
@@ -270,12 +267,6 @@ NARROW = {
     ),
     "a batch of 1": lambda: case(7, 5, 4, n=5, batch_size=1, lr=0.05),
 }
-
-
-def take_rows(monkeypatch):
-    """However few rows a batch has."""
-    take_bytes(monkeypatch)
-    monkeypatch.setattr(mlp_train, "LEAST_ROWS", 0)
 
 
 @needs_gxx

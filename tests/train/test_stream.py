@@ -8,7 +8,7 @@ import pytest
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.kernels.chain import find_chain
-from onchip.kernels.cuda import mlp_train, mlp_train_stream
+from onchip.kernels.cuda import mlp_train_stream
 from onchip.kernels.cuda.mlp_train import make_lowering
 from onchip.kernels.cuda.mlp_train_stream import StreamPass
 from onchip.kernels.pointwise import TRAINED
@@ -27,16 +27,9 @@ from training_cases import (
     case,
     case_of_pixels,
     pixels,
+    stream_everything,
     train_only_by,
 )
-
-
-def stream_everything(monkeypatch):
-    """However few rows a batch has, and however narrow the layers are."""
-    monkeypatch.setattr(mlp_train, "LEAST_BATCH", 1)
-    monkeypatch.setattr(mlp_train, "LEAST_ROWS", 1 << 30)
-    monkeypatch.setattr(mlp_train, "_APART_CLOCKS", 1e12)
-    train_only_by(monkeypatch, "mlp_train")
 
 
 def take_two_tiles(monkeypatch):

@@ -27,15 +27,8 @@ from training_cases import (
     case_of_pixels,
     pixels,
     reference_curve,
-    train_only_by,
+    take_any_batch,
 )
-
-
-def take_any_batch(monkeypatch):
-    """Small ones are soon emulated."""
-    monkeypatch.setattr(mlp_train_three, "LEAST_BATCH", 1)
-    monkeypatch.setattr(mlp_train_three, "MOST_BATCH", 1 << 20)
-    train_only_by(monkeypatch, "mlp_train_three")
 
 
 def lowering_of(*widths, **job):

@@ -61,7 +61,7 @@ class Epoch:
     validation_loss: float | None
     validation_accuracy: float | None
     lr: float
-    seconds: float
+    seconds: float  # by the host's clock; on a GPU, who listens for longer than it trains is in it
     samples_per_s: float
 
 

@@ -42,7 +42,7 @@ def batch_loss(
     """The loss of a batch, and its gradient by y: the mean of the rows' losses, by weight; of "half_sse" the sum."""
     losses, dy = LOSSES[loss](y, target, smoothing) if smoothing else LOSSES[loss](y, target)
     weights = np.ones(len(y), y.dtype) if row_weights is None else row_weights.astype(y.dtype)
-    total = 1.0 if loss == "half_sse" else max(float(weights.sum()), np.finfo(np.float64).tiny)
+    total = 1.0 if loss == "half_sse" else max(float(weights.sum()), float(np.finfo(y.dtype).tiny))
     return float(losses @ weights) / total, dy * weights.reshape(-1, *[1] * (y.ndim - 1)) / np.asarray(total, y.dtype)
 
 

@@ -61,7 +61,7 @@ class Epoch:
     validation_loss: float | None
     validation_accuracy: float | None
     lr: float
-    seconds: float  # by the host's clock; on a GPU, who listens for longer than it trains is in it
+    seconds: float  # of the host's clock; on a GPU with the time of listeners, where they take longer than it trains
     samples_per_s: float
 
 

@@ -13,8 +13,9 @@
 //         in a graph is 0.7 us, five of them 3.5 us. 784-56-28-10, 60,000 rows: x read twice, 376 MB / 4.8 TB/s
 //         = 78 us; 11.2 Gflop times 3 / 494 Tflop/s = 68 us.
 // Order   mlp_train.cuh. The head's dots go four neighbours a lane, then through a tree of the lanes; losses thread by
-//         thread, then through a tree. Slices of a batch first to last; many in eight shares, then these. Squares of gradients four a thread, through a
-//         tree of the block, then block by block, a thread every 256th, and through a tree.
+//         thread, then through a tree. Slices of a batch first to last; many in eight shares, then these. Squares of
+//         gradients four a thread, through a tree of the block, then block by block, a thread every 256th, and through a
+//         tree.
 // Layout  Rows begin at multiples of 32 bytes. x and activations (rows, width, 1 if the layer that reads them has a
 //         bias, zeros); w (D_out, D_in, bias, zeros): a bias is a weight of that 1. So are mean and square, what the
 //         optimiser keeps. dz, the gradients by what goes into activations, lie like the activations.

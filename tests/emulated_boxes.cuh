@@ -5,6 +5,9 @@
 
 #include "number.cuh"
 
+#undef SHARED_ALIGNMENT
+#define SHARED_ALIGNMENT 1024  // places are mixed by their address
+
 struct __align__(64) TensorMap {
     unsigned long long words[16];  // as fake_cuda.py encodes it
 };

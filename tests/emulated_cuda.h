@@ -5,11 +5,15 @@
 // goes on next is drawn anew every round, so threads that should have waited and do not read what is not there yet.
 // Blocks run one after the other, which is why shared memory can be static, and why whoever waits for a later block
 // fails; but one that looks at the clock while it waits is put aside, shared memory and all, and others go on. A barrier
-// that not all threads reach fails, too, and so do 16 bytes that do not lie at a multiple of 16.
+// that not all threads reach fails, too, and so do 16 bytes that do not lie at a multiple of 16. The shared memory that a
+// launch asks for, and every piece of global memory, ends where a page begins that nobody may touch: who reads or writes
+// behind it fails.
 #include <cmath>
 #include <csetjmp>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <sys/mman.h>
 #include <ucontext.h>
 #include <utility>
 
@@ -21,6 +25,7 @@
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__
+#define SHARED_ALIGNMENT 16  // of what a launch asks for, until a header wants more
 
 struct Index {
     unsigned x, y;
@@ -45,6 +50,7 @@ struct alignas(16) float4 {
 namespace emulated {
 
 constexpr int MOST_THREADS = 1024, STACK_BYTES = 64 << 10, MOST_COPIES = 256;
+constexpr int MOST_ALIGNMENT = 1024, PAGE = 4096, MOST_SHARED = 228 << 10;  // bytes; of all that a launch may ask for
 constexpr long MOST_ROUNDS = 1 << 18;  // of a block
 
 struct Copy {
@@ -92,6 +98,8 @@ static const void* const* given OURS = nullptr;  // where the kernel's arguments
 static void (*body)() OURS = nullptr;
 static unsigned cluster OURS = 1;
 static long* arrivals OURS = nullptr;  // of each block: how often it has come to the cluster's barrier
+alignas(PAGE) static char room[MOST_SHARED + PAGE] OURS = {};  // what launches ask for, at the end of all but a page
+static int asked_bytes OURS = 0;
 
 // Without what fibers have no use for before they write it: copies are most of a block.
 void Block::begin() {
@@ -175,11 +183,17 @@ static int draw(int below) {
     return static_cast<int>((random_state >> 33) % below);
 }
 
-// What nobody has written yet is no number; the first thread that comes is before all others.
-static void spoil(void* shared, size_t bytes) {
-    if (!now->is_spoilt) memset(shared, 0xff, bytes);
+// Where the shared memory lies that the launch has asked for. What nobody has written yet is no number; the first thread
+// that comes is before all others.
+static char* asked_room(int alignment) {
+    char* const at = room + MOST_SHARED - (asked_bytes + alignment - 1) / alignment * alignment;
+    if (!now->is_spoilt) memset(at, 0xff, room + MOST_SHARED - at);
     now->is_spoilt = true;
+    return at;
 }
+
+// Of whoever touches what is not his.
+static void on_fault(int) { fail("memory that is not the kernel's"); }
 
 // For other blocks: a thread that looks at the clock.
 static void wait_for_others() {
@@ -209,7 +223,14 @@ extern "C" __attribute__((visibility("hidden"))) char __bss_start, _end;
 
 // Blocks by turns; what waits is put aside with its shared memory.
 static void run_blocks(unsigned count) {
-    const size_t shared_bytes = &_end - &__bss_start, stack_bytes = threads * static_cast<size_t>(STACK_BYTES);
+    const size_t own_bytes = &_end - &__bss_start, stack_bytes = threads * static_cast<size_t>(STACK_BYTES);
+    const size_t shared_bytes = own_bytes + asked_bytes + MOST_ALIGNMENT;
+    const auto move = [&](char* aside, bool is_back) {
+        char* const pieces[] = {&__bss_start, room + MOST_SHARED - (shared_bytes - own_bytes)};
+        const size_t sizes[] = {own_bytes, shared_bytes - own_bytes};
+        for (int i = 0; i < 2; aside += sizes[i++])
+            is_back ? memcpy(pieces[i], aside, sizes[i]) : memcpy(aside, pieces[i], sizes[i]);
+    };
     Block** const waiting = static_cast<Block**>(calloc(count, sizeof(Block*)));
     unsigned done = 0, begun = 0;
     now = nullptr;
@@ -219,7 +240,7 @@ static void run_blocks(unsigned count) {
             if (i < begun && !waiting[i]) continue;
             if (i < begun) {
                 now = waiting[i];
-                memcpy(&__bss_start, now->shared, shared_bytes);
+                move(now->shared, true);
             } else {
                 ++begun;
                 if (!now) {
@@ -240,7 +261,7 @@ static void run_blocks(unsigned count) {
                 }
             } else {
                 if (!now->shared) now->shared = static_cast<char*>(malloc(shared_bytes));
-                memcpy(now->shared, &__bss_start, shared_bytes);
+                move(now->shared, false);
                 waiting[i] = now;
                 now = nullptr;
             }
@@ -261,8 +282,9 @@ template <auto kernel, class... P, size_t... I> void call(std::index_sequence<I.
 // What is wrong; nullptr: nothing.
 template <auto kernel, class... P>
 const char* launch(void (*)(P...), unsigned blocks, unsigned down, unsigned blocks_of_cluster, int block_threads,
-                   const void* const* arguments) {
+                   int shared_bytes, const void* const* arguments) {
     threads = block_threads;
+    asked_bytes = shared_bytes;
     cluster = blocks_of_cluster;
     arrivals = static_cast<long*>(calloc(blocks * down, sizeof(long)));
     given = arguments;
@@ -271,7 +293,13 @@ const char* launch(void (*)(P...), unsigned blocks, unsigned down, unsigned bloc
     gridDim = {blocks, down};
     blockDim.x = block_threads;
     body = [] { call<kernel, P...>(std::index_sequence_for<P...>{}); };
+    struct sigaction before, ours = {};
+    ours.sa_handler = on_fault;
+    ours.sa_flags = SA_NODEFER;  // it does not return
+    mprotect(room + MOST_SHARED, PAGE, PROT_NONE);
+    sigaction(SIGSEGV, &ours, &before);
     run_blocks(blocks * down);
+    sigaction(SIGSEGV, &before, nullptr);
     free(arrivals);
     return failure;
 }
@@ -286,8 +314,9 @@ template <class... P> int list_sizes(void (*)(P...), int* sizes) {
 #define export_kernel(...)                                                                               \
     extern "C" int parameter_sizes(int* sizes) { return emulated::list_sizes(__VA_ARGS__, sizes); }      \
     extern "C" const char* run(unsigned blocks, unsigned down, unsigned cluster, int threads,            \
-                               const void* const* given) {                                               \
-        return emulated::launch<__VA_ARGS__>(__VA_ARGS__, blocks, down, cluster, threads, given);        \
+                               int shared_bytes, const void* const* given) {                             \
+        return emulated::launch<__VA_ARGS__>(__VA_ARGS__, blocks, down, cluster, threads, shared_bytes,  \
+                                             given);                                                     \
     }
 
 // -- what kernels call ---------------------------------------------------------------------------------------------

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fake_cuda import FakeDriver, Launched, fake_gpu
@@ -67,7 +70,7 @@ _TWINS = {
     "min.bf16x2": "ptx_widen_bytes",
 }
 _ASM = re.compile(r'asm(?: volatile)?\("([^"]*)"\s*:([^:;]*):([^:;]*)(?::\s*"memory")?\);')
-# The memory that a launch asks for: as much as there is on any chip.
+# The memory that a launch asks for.
 _SHARED = re.compile(r"^( *)extern __shared__ (\w+) (\w+)\[\];", re.MULTILINE)
 
 
@@ -83,10 +86,11 @@ def _call_twin(found: re.Match[str]) -> str:
 
 
 def _declare(found: re.Match[str]) -> str:
-    """Shared memory; what a kernel declares itself is NaNs at first."""
+    """Shared memory. What a function declares ends where the launch's does; what a file does is as much as there is."""
     indent, kind, name = found.groups()
-    spoilt = f" emulated::spoil({name}, sizeof {name});" if indent else ""
-    return f"{indent}alignas(16) static {kind} {name}[(228 << 10) / sizeof({kind})];{spoilt}"
+    if not indent:
+        return f"alignas(16) static {kind} {name}[(228 << 10) / sizeof({kind})];"
+    return f"{indent}static {kind}* {name}; {name} = ({kind}*)emulated::asked_room(SHARED_ALIGNMENT);"
 
 
 def _for_host(source: Path) -> str:
@@ -114,15 +118,35 @@ class Kernel:
         self._run.restype = ctypes.c_char_p
 
     def run(
-        self, blocks: int, threads: int, arguments: tuple[int | bytes, ...], down: int = 1, cluster: int = 1
-    ) -> None:
+        self, blocks: int, threads: int, arguments: tuple[int | bytes, ...], down: int = 1, cluster: int = 1,
+        shared_bytes: int = 0,
+    ) -> None:  # fmt: skip
         """blocks  along x; as many for each of `down` along y"""
         held = [ctypes.c_uint64(a) if isinstance(a, int) else ctypes.create_string_buffer(a, len(a)) for a in arguments]
-        wrong = self._run(blocks, down, cluster, threads, (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held)))
+        pointers = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
+        wrong = self._run(blocks, down, cluster, threads, shared_bytes, pointers)
         assert wrong is None, wrong.decode()
 
 
 kernel_of = functools.cache(Kernel)  # g++ takes longer than the kernel
+
+
+def guarded_bytes(nbytes: int) -> tuple[int, np.ndarray]:
+    """Where so many bytes begin, and what keeps them: behind the last, but for 15 at most, lies a page that nobody may
+    touch."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    place = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [*place, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes, libc.mprotect.argtypes = place, [*place, ctypes.c_int]
+    own = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    begin = libc.mmap(None, own + mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    assert begin != ctypes.c_void_p(-1).value
+    assert libc.mprotect(begin + own, mmap.PAGESIZE, 0) == 0
+    kept = np.ctypeslib.as_array((ctypes.c_uint8 * own).from_address(begin))
+    kept[:] = 0xAB
+    weakref.finalize(kept, libc.munmap, begin, own + mmap.PAGESIZE)
+    return begin + own - -(-nbytes // 16) * 16, kept
 
 
 class EmulatedDriver(FakeDriver):
@@ -130,6 +154,11 @@ class EmulatedDriver(FakeDriver):
         super().__init__(lambda name: len(kernel_of(self.programs[name]).parameter_sizes))
         self.programs: dict[str, Program] = {}  # by name, as they are loaded
         self.run = self._run_kernel
+
+    def _allocate(self, nbytes: int) -> int:
+        pointer, kept = guarded_bytes(nbytes)
+        self.memory[pointer] = kept
+        return pointer
 
     def argument(self, kernel, number, address):
         size = kernel_of(self.programs[kernel]).parameter_sizes[number]
@@ -139,7 +168,8 @@ class EmulatedDriver(FakeDriver):
         # ctypes called us and swallows what is raised here; pytest hears of it, and the test has an error.
         assert (launched.grid[2], *launched.block[1:]) == (1, 1, 1)
         kernel = kernel_of(self.programs[launched.kernel])
-        kernel.run(launched.grid[0], launched.block[0], launched.words, launched.grid[1], launched.cluster)
+        sizes = launched.grid[1], launched.cluster, launched.shared_bytes
+        kernel.run(launched.grid[0], launched.block[0], launched.words, *sizes)
 
 
 def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:

@@ -3,6 +3,9 @@
 
 #include "number.cuh"
 
+#undef SHARED_ALIGNMENT
+#define SHARED_ALIGNMENT 128
+
 template <int ROWS> constexpr int place_in_strips(int row, int column) {
     return column / 8 * 16 * ROWS + row * 16 + column % 8 * 2;
 }

@@ -88,7 +88,8 @@ def _is_planned(kind: str, device: Any, kernels: Any) -> bool:
 
 
 def _can_train(kind: str) -> bool:
-    """Whether a network of linear layers with this one between them is trained, on the CPU and on a GPU."""
+    """Whether a network of linear layers with this one between them is trained, on the CPU and on a GPU. One that joins
+    several values is in no chain."""
     from onchip.errors import OnchipError
     from onchip.kernels.cpu import KERNELS as CPU
     from onchip.kernels.cuda import KERNELS as CUDA
@@ -97,7 +98,10 @@ def _can_train(kind: str) -> bool:
     from onchip.plan.planner import make_plan
     from onchip.runtime.cpu import this_cpu
     from onchip.spec.build import mlp
+    from onchip.spec.layers import LAYERS
 
+    if LAYERS[kind].arity != 1:
+        return False
     try:
         net = mlp(8, 8, 4) if kind == "Linear" else mlp(8, 8, 4, activation=kind)
         for device, kernels in ((this_cpu(), CPU), (KNOWN["h200"], CUDA)):

@@ -196,12 +196,17 @@ def say_compiling() -> None:
     say_unless_quiet("onchip: compiling kernels for this machine, once (ONCHIP_QUIET=1: not said)", once="compiling")
 
 
+def is_quiet() -> bool:
+    """Whether $ONCHIP_QUIET is set, and not to 0."""
+    return os.environ.get("ONCHIP_QUIET", "") not in ("", "0")
+
+
 def say_unless_quiet(text: str, once: str = "") -> None:
     """Once a process, on stderr; nothing where $ONCHIP_QUIET is set.
 
     once  what it is about, where its text changes
     """
-    if not os.environ.get("ONCHIP_QUIET"):
+    if not is_quiet():
         say_once(text, once)
 
 

@@ -141,7 +141,8 @@ def test_a_rank_that_hangs_or_cannot_write_ends_the_job_which_is_resumed(cli, tm
 def test_misuse(cli, tmp_path):
     save(random_mlp(20, 16, 3), tmp_path / "m.onnx")
     np.save(tmp_path / "x.npy", rows(8, 20))
-    for options, words in ((["--ranks", 0], "bad number of ranks"), (["--resume"], "nothing to resume"),
+    for options, words in ((["--ranks", 0], "bad number of ranks"), (["--ranks", 1000], "bad number of ranks"),
+                           (["--resume"], "nothing to resume"),
                            (["--deadline", 0], "bad deadline"), (["--gpus", "a"], "bad --gpus")):  # fmt: skip
         ran = cli("run", "m.onnx", "x.npy", "--device", "cpu", *options)
         assert (ran.code, ran.out) == (2, "")

@@ -50,6 +50,11 @@ def test_every_option_is_a_key():
     assert {field.name for field in fields(TrainOptions)} < set(known_keys())
 
 
+def test_names_of_other_libraries_are_keys(config):
+    text = 'model = "digits"\nlearning_rate = 0.5\noptimizer = "adam"\n'
+    assert settings(config(text), {})[1] == {"lr": 0.5, "optimiser": "adam"}
+
+
 def test_types_are_the_options_types(config):
     path = config('lr = 1\nhidden = "32, 16"\nresume = true\nthreads = 2\nlog = "a/b.jsonl"\ntest_share = 0\n')
     found = read_config(path)
@@ -76,7 +81,8 @@ def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("text", "words"), [
     ('model = "digits"\nbatchsize = 3\n', ["run.toml", "line 2: unknown key", "batchsize", "did you mean batch_size?"]),
-    ("learning_rate = 1\n", ["unknown key", "learning_rate"]),
+    ("learning_rate = 1\nlr = 2\n", ["two values of lr", "lr alone"]),
+    ("nonsense = 1\n", ["unknown key", "leave 'nonsense' out"]),
     ("\n\n[train]\nlr = 1\n", ["line 3: unknown key", "train"]),
     ("lr = \n", ["not TOML", "line 1"]),
     ("lr = 1\nlr = 2\n", ["not TOML", "lr"]),

@@ -270,7 +270,7 @@ def test_the_network_runs_in_onnxruntime_with_equal_predictions(tmp_path):
         return session.run(None, {session.get_inputs()[0].name: x})[0]
 
     (x, y), (x_test, _) = classes(), classes(1000, seed=2)
-    clf = classifier(hidden=(32, 16), activation="Tanh").fit(x, y)
+    clf = classifier(hidden=(32, 16), activation="tanh").fit(x, y)
     assert np.array_equal(clf.classes_[run(clf.network_, x_test).argmax(axis=1)], clf.predict(x_test))
     (x, y), (x_test, _) = numbers(), numbers(1000, seed=2)
     reg = regressor().fit(x, y)

@@ -10,8 +10,9 @@ import pytest
 
 import onchip
 from onchip import cache
-from onchip.errors import InputError, PlanError, ShapeError
+from onchip.errors import FormatError, InputError, KernelError, PlanError, ShapeError
 from onchip.train.options import TrainOptions
+from onchip.train.order import hold_out
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +156,73 @@ def test_names_of_other_libraries(data):
     for typed, meant in (("momentun", "momentum"), ("learning_rat", "learning_rate"), ("on_epochs", "on_epoch")):
         with pytest.raises(InputError, match=rf"did you mean {meant}\?"):
             fit(x, y, **{typed: 0.5})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"lr": 0.1, "learning_rate": 0.2}, "two values of lr"),
+        ({"validation_data": (np.zeros((2, 3)), np.zeros(2), np.ones(2))}, "3 of them"),
+        ({"validation_data": {"x": 1}}, "dict"),
+        ({"validation_data": (np.zeros((0, 3), np.float32), np.zeros(0, np.int64))}, "nothing to validate on"),
+        ({"state": [1, 2]}, "bad state"),
+        ({"checkpoint": 5}, "bad checkpoint folder"),
+        ({"checkpoint": ""}, "bad checkpoint folder"),
+        ({"threads": True}, "threads"),
+        ({"threads": "1"}, "'1'"),
+    ],
+)
+def test_what_is_not_what_it_should_be_is_refused(data, given, words):
+    with pytest.raises(InputError, match=words):
+        fit(*data, **given)
+
+
+def test_names_of_losses_have_any_case_with_rows_to_validate_on_too(data):
+    x, y = data
+    assert fit(x, y, loss="Cross_Entropy", validation_data=(x, y)).history[-1].validation_loss > 0
+    with pytest.raises(InputError, match="unknown loss"):
+        fit(x, y, loss="entropy", validation_data=(x, y))
+
+
+def test_rows_to_validate_on_that_weigh_nothing_are_refused(data):
+    x, y = data
+    _, held = hold_out(len(x), 0.2, 0)
+    weights = np.ones(len(x))
+    weights[held] = 0
+    with pytest.raises(InputError, match=r"(?s)weights of the rows are zero.*validate"):
+        fit(x, y, sample_weight=weights, validation=0.2, patience=1)
+
+
+def test_a_state_of_another_optimiser_is_refused(data):
+    adam = fit(*data, optimiser="adam").state
+    with pytest.raises(FormatError, match="another optimiser's"):
+        fit(*data, state=adam)
+
+
+def test_numbers_of_numpy_are_threads_and_widths(data):
+    x, y = data
+    one = fit(x, y, threads=np.int64(1))
+    same = onchip.fit(onchip.mlp(*np.array([3, 8, 2])), x, y, epochs=3, batch_size=16, device="cpu", threads=1)
+    assert one.epoch_losses == same.epoch_losses
+
+
+@pytest.mark.parametrize("given", [{"seed": None}, {"seed": 1.5}, {"activation": 3}])
+def test_a_network_of_nonsense_is_refused(given):
+    with pytest.raises(InputError):
+        onchip.mlp(3, 8, 2, **given)
+
+
+def test_what_is_no_network_is_refused(data):
+    with pytest.raises(InputError, match=r"(?s)not a network.*onchip\.load"):
+        onchip.fit("digits", *data)
+
+
+def test_debug_tells_of_targets(data):
+    x, _ = data
+    y = np.zeros((50, 2), np.float32)
+    y[9, 1] = np.nan
+    with pytest.raises(KernelError, match="see the targets"):
+        fit(x, y, loss="mse", debug=True)
 
 
 def test_a_fit_whose_kernels_are_kept_loads_no_numba():

@@ -1,5 +1,7 @@
 """Training options: checked when they are made, schedules as torch has them."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,10 @@ from onchip.train.options import TrainOptions
         ({"class_weight": [1, -1]}, "class weight"),
         ({"class_weight": [0, 0]}, "class weight"),
         ({"class_weight": {"cat": 2}}, "class weight"),
+        ({"class_weight": {0.9: 2}}, "class weight"),
+        ({"class_weight": {1: -1}}, "class weight"),
+        ({"lr": np.array([0.1, 0.2])}, "learning rate"),
+        ({"lr": 1e-46}, "learning rate"),
         ({"class_weight": 3}, "class weight"),
         ({"step_factor": 0.0}, "step factor"),
         ({"step_every": 0}, "step every"),
@@ -75,6 +81,20 @@ def test_class_weights_are_numbers_in_the_order_of_the_classes(given):
 @pytest.mark.parametrize("given", [{"1": 2.5}, {np.int64(1): np.float32(2.5)}])
 def test_class_weights_may_be_of_some_classes(given):
     assert TrainOptions(class_weight=given).class_weight == {1: 2.5}
+
+
+@pytest.mark.parametrize("given", [{1: 0}, {}, {0: 0, 1: 0}])
+def test_classes_that_are_not_named_count_one(given):
+    assert TrainOptions(class_weight=given).class_weight == given
+
+
+def test_class_weights_of_a_series_go_by_its_index():
+    pandas = pytest.importorskip("pandas")
+    assert TrainOptions(class_weight=pandas.Series([3.0, 2.0], index=[1, 0])).class_weight == {1: 3.0, 0: 2.0}
+
+
+def test_a_fraction_is_a_number():
+    assert type(TrainOptions(lr=Fraction(1, 4)).lr) is float
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -56,6 +56,13 @@ def test_files_that_do_not_belong_together_are_refused(folder):
         digits.load_data("mnist")
 
 
+@pytest.mark.parametrize(("part", "n"), [("train", 20), ("t10k", 10)])
+def test_labels_that_are_no_digits_are_refused(folder, part, n):
+    write_idx(folder / f"{part}-labels-idx1-ubyte.gz", np.arange(n) % 10 + 191 * (np.arange(n) == 9))
+    with pytest.raises(FormatError, match=rf"(?s){part}-labels.*0 to 200.*0 to 9"):
+        digits.load_data("mnist")
+
+
 def test_without_mnist(tmp_path, monkeypatch):
     monkeypatch.setenv("ONCHIP_DATA", str(tmp_path))
     monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path))

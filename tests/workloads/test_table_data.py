@@ -146,6 +146,9 @@ def test_numbered_classes_keep_their_meaning(folder):
     np.save(folder / "y.npy", np.array([0, 5]))
     data = table("x.npy", "y.npy", test_data="u.csv", test_labels="last")
     assert (data.y_test.tolist(), data.outputs) == ([1, 1], 6)
+    np.save(folder / "z.npy", np.array([0, 7]))
+    with pytest.raises(InputError, match=r"(?s)no training row has.*7.*0, 1, 2, 3, 4, 5"):
+        table("x.npy", "y.npy", test_data="x.npy", test_labels="z.npy")
 
 
 def test_rows_and_labels_larger_than_memory(folder, monkeypatch):

@@ -18,7 +18,7 @@ _TRAINING, _VALIDATION, _BEST = "#1f5fa8", "#e07b00", "#777777"
 
 def check_plot(path: Path) -> None:
     """Raise now what drawing would raise after the training."""
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES and not path.is_dir():
         got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
         hint = f"--plot {path.with_suffix('.png')}"
         raise InputError(f"cannot draw {path}: unknown format", got=got, expected=", ".join(SUFFIXES), hint=hint)

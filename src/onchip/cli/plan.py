@@ -34,7 +34,7 @@ def plan(
     train: Annotated[
         str, Option(metavar="LOSS", show_default=False, help="Plan training: cross_entropy, half_sse or mse.")
     ] = "",
-    optimiser: Annotated[str, Option(help="With --train: sgd, momentum or adam.")] = "sgd",
+    optimiser: Annotated[str, Option(help="With --train: sgd, momentum, adam or adamw.")] = "sgd",
     no_fold: NoFold = False,
     no_merge: NoMerge = False,
     no_windows: NoWindows = False,

@@ -95,6 +95,7 @@ def train(
     from onchip.cli.curve import check_plot, draw_curve
     from onchip.cli.train_config import settings
     from onchip.cli.train_log import TrainLog, log_head
+    from onchip.errors import InputError
     from onchip.files import check_outputs, check_writable
     from onchip.formats.load import save
     from onchip.workloads import WORKLOADS, model_name
@@ -118,6 +119,9 @@ def train(
                         (check_folder, chosen.checkpoint)):  # fmt: skip
         if path is not None:
             check(path)
+    if chosen.checkpoint is None and chosen.checkpoint_every is not None:
+        got, expected = "--checkpoint-every without --checkpoint", "a folder for checkpoints"
+        raise InputError("nothing is kept", got=got, expected=expected, hint="--checkpoint FOLDER")
     job = train_job(chosen.model, source, options, hidden=chosen.hidden, activation=chosen.activation)
     rows, test_rows = len(job.data.x_train), len(job.data.x_test)
     say(f"data: {job.data.name}, {rows:,} rows to train on, {test_rows:,} to test ({job.data.where})")

@@ -22,7 +22,7 @@ from typing import Any
 from onchip.errors import FormatError, InputError
 from onchip.files import open_input
 from onchip.spec.reading import blaming, show
-from onchip.train.options import MAX_FLOAT32, TrainOptions, check_name
+from onchip.train.options import MAX_FLOAT32, OTHER_NAMES, TrainOptions, check_name
 
 MAX_CONFIG_BYTES = 1 << 14  # some keys a line each; TOML can nest, and its parser takes the square of that
 MOST_SEEDS = 1000
@@ -116,8 +116,13 @@ def read_config(path: Path) -> dict[str, Any]:
         except (ValueError, RecursionError) as error:  # TOML's own, of no UTF-8, of a number of thousands of digits
             hint = 'keys and values: lr = 0.1, model = "digits"'
             raise FormatError("not TOML", got=str(error), expected="a line a key", hint=hint) from None
-        kinds = known_keys()
-        return {name: _checked(name, value, kinds, text.decode(), path.parent) for name, value in table.items()}
+        kinds, found = known_keys(), dict[str, Any]()
+        for name, value in table.items():
+            own = OTHER_NAMES.get(name, name)
+            if own in found:
+                raise InputError(f"two values of {own}", got=", ".join(table), expected="one", hint=f"{own} alone")
+            found[own] = _checked(name, value, kinds, text.decode(), path.parent)
+        return found
 
 
 def known_keys() -> dict[str, type]:
@@ -131,11 +136,13 @@ def known_keys() -> dict[str, type]:
 def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder: Path) -> Any:
     lines = [i for i, line in enumerate(text.splitlines(), 1) if re.match(rf"\W*{re.escape(name)}\b", line)]
     where = f"line {lines[0]}: " if lines else ""
+    own = OTHER_NAMES.get(name, name)
     try:
-        check_name(name, list(kinds), "key")
+        check_name(own, list(kinds), "key")
     except InputError as error:
-        raise InputError(f"{where}{error.what}", got=error.got, expected=error.expected, hint=error.hint) from None
-    kind = kinds[name]
+        hint = error.hint or f"leave {show(name)} out"
+        raise InputError(f"{where}{error.what}", got=error.got, expected=error.expected, hint=hint) from None
+    kind = kinds[own]
     if isinstance(value, str) and "\0" in value:  # no name of anything, and the system's calls choke on it
         raise InputError(f"{where}bad {name}", got=show(value), expected="text without zero bytes", hint=f"mend {name}")
     if kind is Path and isinstance(value, str):

@@ -265,6 +265,9 @@ def check_restored(
         raise FormatError("not the state of an optimiser", got=", ".join(state) or "nothing", expected="steps, ...")
     for name, array in like.items():
         _check_like(weights, name, array)
+    if strange := next((name for name in state if name not in state_like), ""):
+        expected, hint = ", ".join(state_like), "the same optimiser, or no state"
+        raise FormatError("the state is another optimiser's", got=strange, expected=expected, hint=hint)
     for name, array in state_like.items():
         _check_like(state, name, array)
         low = 0 if name == "steps" or name.startswith("square:") else -np.inf

@@ -41,10 +41,10 @@ def check_threads(threads: int | None) -> int:
     most = core_count()
     if threads is None:
         return most
-    if not isinstance(threads, int) or not 1 <= threads <= most:
+    if isinstance(threads, bool) or not isinstance(threads, int | np.integer) or not 1 <= threads <= most:
         expected = f"1 to {most}, the cores that this process may use"
-        raise InputError("bad number of threads", got=str(threads), expected=expected, hint=f"--threads {most}")
-    return threads
+        raise InputError("bad number of threads", got=repr(threads), expected=expected, hint=f"threads={most}")
+    return int(threads)
 
 
 # -- what this CPU is --------------------------------------------------------------------------------------

@@ -215,6 +215,11 @@ def _lies_on_gpu(x: Any) -> bool:
     return hasattr(type(x), "__cuda_array_interface__")
 
 
+def check_network(net: object) -> None:
+    if not isinstance(net, Network):
+        raise InputError("not a network", got=type(net).__name__, expected="Network", hint="onchip.load(...)")
+
+
 def check_rows(x: Any, expected: TensorType) -> Array:
     """x as a contiguous array if it is rows of `expected`; ShapeError if it is not."""
     dtype = numpy_dtype(expected.dtype)
@@ -273,8 +278,7 @@ def compile(
     io       "fp32", "fp16" or "bf16": what float inputs and outputs are in memory; else what the network says
     debug    on a GPU: wait after every launch, and name the kernel that failed
     """
-    if not isinstance(net, Network):
-        raise InputError("not a network", got=type(net).__name__, expected="Network", hint="onchip.load(...)")
+    check_network(net)
     job = Job(precision, batch_hint, without=tuple(without), tables=tables)
     engine = Engine(*place(apply_io(net, io), device, job, threads), debug=debug)
     if engine.plan.device.kind == "cpu":  # a GPU's kernels are compiled by now

@@ -56,8 +56,9 @@ def mlp(
         raise InputError(
             "bad widths", got=show(widths), expected="two or more, each at least 1", hint="784, 320, 160, 10"
         )
-    if seed < 0:
-        raise InputError("bad seed", got=str(seed), expected="at least 0", hint="seed=0")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise InputError("bad seed", got=show(seed), expected="a whole number, at least 0", hint="seed=0")
+    widths = tuple(map(int, widths))
     _check_size(widths)
     rng = np.random.default_rng(seed)
     layers: list[tuple[str, Layer]] = []
@@ -69,7 +70,8 @@ def mlp(
         layers.append((f"fc{i}", Linear()))
         kind = activation if i < len(widths) - 1 else output
         if kind is not None:
-            layers.append((f"{kind.lower()}{i}", make_layer(kind)))
+            layer = make_layer(kind)
+            layers.append((f"{layer.kind.lower()}{i}", layer))
     return sequential(TensorType((BATCH, widths[0])), layers, weights, name=name)
 
 

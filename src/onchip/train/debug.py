@@ -26,11 +26,12 @@ def take_checked_step(together: Together) -> None:
         return
     net = run.net.replace(weights={**run.net.weights, **before})
     got = _first_value(net, run.trainer.x[rows], rows)
-    if not got:
-        got = f"the update made {_bad(after[broken])} of weight {show(broken)}" if broken else f"loss {loss}"
+    if not got and not np.isfinite(loss):
+        got = f"loss {loss} of outputs that are finite: see the targets"
     raise KernelError(
-        f"a number is not finite in {where}", got=got, expected="finite numbers",
-        hint="a smaller --lr, or rows without NaN and infinity",
+        f"a number is not finite in {where}",
+        got=got or f"the update made {_bad(after[str(broken)])} of weight {show(broken)}", expected="finite numbers",
+        hint="a smaller lr, or rows and targets without NaN and infinity",
     )  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def _first_value(net: Network, x: Array, rows: Array) -> str:
         bad = np.flatnonzero(~np.isfinite(value.reshape(len(value), -1)).all(axis=1))
         if bad.size:
             what = "the input has" if name in net.inputs else f"layer {show(name)} gives"
-            return f"{what} {_bad(value[bad[0]])} in row {rows[bad[0]]}"
+            return f"{what} {_bad(value[bad[0]])} in row {rows[bad[0]]} of those that it is trained on"
     return ""
 
 

@@ -24,10 +24,11 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from onchip.errors import InputError
 from onchip.runtime.engine import Engine, compile
 from onchip.spec.build import mlp
+from onchip.spec.names import known_name
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.loop import fit
-from onchip.train.options import ACTIVATIONS, TrainOptions, check_name
+from onchip.train.options import ACTIVATIONS, TrainOptions
 from onchip.train.order import epoch_order
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.training_run import FitResult
@@ -91,14 +92,14 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         return TrainOptions(**given)
 
     def _new_network(self, targets: Array) -> Network:
-        check_name(self.activation, list(ACTIVATIONS), "activation")
+        activation = known_name(self.activation, ACTIVATIONS, "activation", "activation='ReLU'")
         try:
             hidden = [operator.index(width) for width in self.hidden]
         except TypeError:
             expected = "a tuple of whole numbers"
             raise InputError("bad hidden", got=repr(self.hidden), expected=expected, hint="hidden=(100,)") from None
         widths = (self.n_features_in_, *hidden, self._outputs(targets))
-        return mlp(*widths, activation=self.activation, seed=self._options().seed, name=type(self).__name__.lower())
+        return mlp(*widths, activation=activation, seed=self._options().seed, name=type(self).__name__.lower())
 
     @staticmethod
     def _kind(options: TrainOptions) -> str:
@@ -258,7 +259,7 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
         return out.ravel() if self._y_is_flat else out
 
     def _prepare(self, X: Any, y: Any, reset: bool = True) -> tuple[Array, Array]:
-        check_name(self.loss, ["mse", "half_sse"], "loss of a regressor")
+        known_name(self.loss, ("mse", "half_sse"), "loss of a regressor", "loss='mse'")
         x, y = validate_data(self, X, y, dtype=np.float32, order="C", multi_output=True, y_numeric=True, reset=reset)
         y = check_array(y, dtype=np.float32, order="C", ensure_2d=False, input_name="y")
         if reset:

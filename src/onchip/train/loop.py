@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,10 +14,13 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.kernels.training import SharedData
+from onchip.plan.kernel import LOSSES
 from onchip.plan.plan_json import plan_to_json
-from onchip.runtime.engine import check_rows
+from onchip.runtime.engine import check_network, check_rows
 from onchip.runtime.ranks import OneRank, Ranks, find_ranks
+from onchip.spec.names import known_name
 from onchip.spec.network import Network
+from onchip.spec.reading import show
 from onchip.spec.recipe import Array
 from onchip.train.checkpoint import Checkpoints
 from onchip.train.options import TrainOptions, own_names
@@ -93,12 +97,22 @@ def fit(
     other       learning_rate and optimizer are understood, anything else is refused with the nearest name
     The order of the rows is train.order.epoch_order(n, seed, epoch). Same seed, same machine kind: same bits.
     """
+    check_network(net)
     given: dict[str, Any] = {
         "loss": loss, "label_smoothing": label_smoothing, "class_weight": class_weight, "optimiser": optimiser,
         "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip_norm": clip_norm, "schedule": schedule,
         "step_every": step_every, "step_factor": step_factor, "batch_size": batch_size, "epochs": epochs,
         "validation": validation, "patience": patience, "shuffle": shuffle, "seed": seed, "precision": precision,
-    } | own_names(other, fit.__kwdefaults__ or ())  # fmt: skip
+    }  # fmt: skip
+    defaults = fit.__kwdefaults__ or {}
+    for name, value in own_names(other, defaults).items():
+        if given[name] != defaults[name]:
+            got, hint = f"{given[name]} and {value}", f"{name} alone"
+            raise InputError(f"two values of {name}", got=got, expected="one", hint=hint)
+        given[name] = value
+    given["loss"] = known_name(given["loss"], LOSSES, "loss", f"loss='{LOSSES[0]}'")
+    if state is not None and not isinstance(state, Mapping):
+        raise InputError("bad state", got=type(state).__name__, expected="a dict of arrays", hint="state=result.state")
     rows, held = None, None
     if validation_data is not None:
         x, y, sample_weight, rows, held = _with_validation(x, y, sample_weight, validation_data, net, given)
@@ -141,7 +155,7 @@ def fit(
     kept = None
     if checkpoint is not None:
         data = {"x": x, "y": y} | ({} if sample_weight is None else {"sample_weight": sample_weight})
-        kept = Checkpoints(Path(checkpoint), net, chosen, data, state or {})
+        kept = Checkpoints(_folder(checkpoint), net, chosen, data, state or {})
     if kept is not None:
         if resume and (newest := kept.load(run)) is not None:
             run.take_up(newest)
@@ -180,14 +194,28 @@ def fit(
     return run.result()
 
 
+def _folder(given: object) -> Path:
+    if not isinstance(given, str | os.PathLike) or str(given) == "" or "\0" in str(given):
+        expected, hint = "the path of a folder", 'checkpoint="runs/1"'
+        raise InputError("bad checkpoint folder", got=show(given), expected=expected, hint=hint)
+    return Path(given)
+
+
 def _with_validation(
     x: Any, y: Any, sample_weight: Any, validation_data: tuple[Any, Any], net: Network, given: dict[str, Any]
 ) -> tuple[Array, Array, Array | None, Array, Array]:
     """All rows, targets and weights in one array each; which of them are to train on, and which to validate on."""
+    if not isinstance(validation_data, tuple | list) or len(validation_data) != 2:
+        is_row = isinstance(validation_data, tuple | list)
+        got = f"{len(validation_data)} of them" if is_row else type(validation_data).__name__
+        expected, hint = "two arrays, rows and their targets", "validation_data=(x_held, y_held)"
+        raise InputError("bad validation_data", got=got, expected=expected, hint=hint)
     if given["validation"]:
         got, hint = f"validation={given['validation']} and validation_data", "leave one of them out"
         raise InputError("rows to validate on are given twice", got=got, expected="one of them", hint=hint)
     sides = [check_rows(as_rows(rows, net.input.dtype), net.input) for rows in (x, validation_data[0])]
+    if not len(sides[1]):
+        raise InputError("nothing to validate on", got="0 rows", expected="at least one", hint="validation=0.1")
     targets = [as_targets(each, given["loss"]) for each in (y, validation_data[1])]
     targets = [check_targets(net, len(s), each, given["loss"]) for s, each in zip(sides, targets, strict=True)]
     count, held = map(len, sides)

@@ -18,7 +18,7 @@ OPTIMISERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "step", "cosine")
 # Between the layers of a new network: by name, as TRAINED of kernels/pointwise.py has them; --help loads no NumPy.
 ACTIVATIONS = ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")
-MAX_FLOAT32 = 3.4028234e38  # the kernels' type
+MIN_FLOAT32, MAX_FLOAT32 = 1.1754944e-38, 3.4028234e38  # the kernels' type
 MAX_COUNT = 2**63 - 1  # theirs for whole numbers
 # What other libraries call an option: understood.
 OTHER_NAMES = {"learning_rate": "lr", "optimizer": "optimiser"}
@@ -50,12 +50,15 @@ class TrainOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_weight", _class_weight(self.class_weight))
         for field in dataclasses.fields(self):  # NumPy's numbers, of which grids are often made, as Python's
-            if callable(item := getattr(getattr(self, field.name), "item", None)):
+            value = getattr(self, field.name)
+            if callable(item := getattr(value, "item", None)) and getattr(value, "size", 1) == 1:
                 object.__setattr__(self, field.name, item())
+            elif isinstance(value, numbers.Real) and not isinstance(value, int | float):
+                object.__setattr__(self, field.name, float(value))
         for name, known in (("loss", LOSSES), ("optimiser", OPTIMISERS), ("schedule", SCHEDULES),
                             ("precision", TRAINING_PRECISIONS)):  # fmt: skip
             object.__setattr__(self, name, known_name(getattr(self, name), known, name, f"{name}='{known[0]}'"))
-        _number("lr", self.lr, "a number above 0", 0.03, lambda v: v > 0)
+        _number("lr", self.lr, "a number above 0", 0.03, lambda v: v >= MIN_FLOAT32)
         _number("momentum", self.momentum, "at least 0, below 1", 0.9, lambda v: 0 <= v < 1)
         _number("weight_decay", self.weight_decay, "at least 0", 1e-4, lambda v: v >= 0)
         _number("clip_norm", self.clip_norm, "at least 0", 1.0, lambda v: v >= 0)
@@ -121,14 +124,16 @@ def _class_weight(given: Any) -> str | tuple[float, ...] | dict[int, float] | No
     """None, "balanced", a number for each class, or numbers by class; JSON and TOML have texts for classes."""
     if given is None:
         return None
+    if callable(to_dict := getattr(given, "to_dict", None)):  # a pandas Series, by its index
+        given = to_dict()
     try:
         if isinstance(given, str) and given.lower() != "balanced":
             given = [float(number) for number in given.split(",")]
         if isinstance(given, str):
             return given.lower()
         if isinstance(given, Mapping):
-            weights: Any = {int(label): float(number) for label, number in given.items()}
-            numbers = list(weights.values())
+            weights: Any = {_class(label): float(number) for label, number in given.items()}
+            numbers = [*weights.values(), 1.0]  # others count 1
         else:
             weights = tuple(numbers := [float(number) for number in given])
     except (TypeError, ValueError):
@@ -139,6 +144,13 @@ def _class_weight(given: Any) -> str | tuple[float, ...] | dict[int, float] | No
             hint="class_weight='balanced', [1, 5] or {1: 5}",
         )  # fmt: skip
     return weights  # type: ignore[no-any-return]
+
+
+def _class(label: Any) -> int:
+    number = int(label)
+    if not isinstance(label, str) and number != label:
+        raise ValueError("not a whole number")
+    return number
 
 
 def _number(name: str, value: Any, expected: str, example: float, fits: Any) -> None:

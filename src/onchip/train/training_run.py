@@ -163,8 +163,9 @@ def plan_run(
             "nothing is left to train on", got=f"{len(held)} rows, validation={options.validation}",
             expected="at least one row on each side", hint="a smaller validation share",
         )  # fmt: skip
-    if row_weights is not None and not row_weights[all_rows].any():
-        raise InputError("all weights of the rows are zero", got="0 for each", expected="some rows to learn from")
+    for some, what in ((all_rows, "some rows to learn from"), (held, "some rows to validate on")):
+        if row_weights is not None and len(some) and not row_weights[some].any():
+            raise InputError("all weights of the rows are zero", got="0 for each", expected=what)
     if text:
         here, backend, chosen = find_device(device, threads)
         plan = plan_from_json(text, given_weights(net), kernels_for(here))
@@ -336,7 +337,7 @@ class TrainingRun:
         return float(losses @ weights / weights.sum())
 
     def _diverged(self, got: str, expected: str) -> KernelError:
-        hint = "a smaller --lr; --debug says where the first such number appears"
+        hint = "a smaller lr, rows and targets without NaN; debug says where the first such number appears"
         return KernelError("training diverged", got=f"{got} in epoch {self.epoch + 1}", expected=expected, hint=hint)
 
     def _best_loss(self) -> float:

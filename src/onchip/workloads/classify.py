@@ -101,7 +101,7 @@ def with_meaning(net: Network, data: Dataset) -> Network:
 
 def check_model_path(path: Path) -> None:
     """Raise now what saving a network to `path` would raise after the training."""
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES and not path.is_dir():
         got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
         expected, hint = f"one of {', '.join(SUFFIXES)}", f"-o {path.with_suffix('.onnx')}"
         raise InputError(f"cannot write {path}: unknown format", got=got, expected=expected, hint=hint)

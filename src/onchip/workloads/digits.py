@@ -79,6 +79,11 @@ def _images_and_classes(images: Path, labels: Path) -> tuple[Array, Array, str]:
             got=f"images {x.shape}, labels {y.shape}", expected="images (n, 28, 28), labels (n,)",
             hint="--data sklearn, or the original files",
         )  # fmt: skip
+    if y.min() < 0 or y.max() >= CLASSES:
+        raise FormatError(
+            f"{labels.name} in {labels.parent} has labels that are not MNIST's", got=f"{y.min()} to {y.max()}",
+            expected=f"0 to {CLASSES - 1}", hint="--data sklearn, or the original files",
+        )  # fmt: skip
     return flat(x), y.astype(np.int64), note
 
 

@@ -248,7 +248,7 @@ def _like(train: Kept, test: Kept) -> Array:
     """The test rows' labels, with the numbers that the classes have in the training data."""
     assert train.y is not None
     assert test.y is not None
-    if train.y.ndim == 2 or train.words == test.words:
+    if train.y.ndim == 2 or (train.words and train.words == test.words):
         return test.y
     present = np.unique(test.y).tolist()
     names = {number: _name(number, test.words) for number in present}

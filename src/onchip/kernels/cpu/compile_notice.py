@@ -4,11 +4,10 @@ else one line; nothing where $ONCHIP_QUIET is set."""
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 
-from onchip.cache import say_unless_quiet
+from onchip.cache import is_quiet, say_unless_quiet
 
 _FIRST_S, _EACH_S = 1.5, 0.6  # to load Numba, and to compile a function: estimates, no promise
 _BAR = 20  # characters
@@ -41,7 +40,7 @@ class _Notice:
 
     def _draw(self) -> None:
         """The bar; it goes when all is done."""
-        if not _is_terminal() or os.environ.get("ONCHIP_QUIET"):
+        if not _is_terminal() or is_quiet():
             return
         total, done = max(self.total, self.done), self.done
         filled, left_s = _BAR * done // total, self.each_s * (total - done)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -87,6 +88,7 @@ class FakeDriver:
         self.contexts = _Contexts()
         self._names: dict[int, str] = {}
         self._captures: dict[int, Capture] = {}  # by stream
+        self._times: dict[int, float] = {}  # when those were recorded, to a stream that captures nothing
         self._events: dict[int, tuple[Capture, frozenset[int]]] = {}  # those recorded while capturing
         self._graphs: dict[int, dict[int, Launched | Callable[[], object]]] = {}  # by node
         self.captured: list[Capture] = []
@@ -179,7 +181,11 @@ class FakeDriver:
             self._events[event] = (capture, capture.ends[stream])
         else:
             self._events.pop(event, None)
+            self.put(stream, lambda: self._times.update({event: time.perf_counter()}))
         return (self._told("cuEventRecord"),)
+
+    def cuEventElapsedTime(self, earlier, later):
+        return self._told("cuEventElapsedTime"), 1e3 * (self._times[later] - self._times[earlier])
 
     def cuStreamWaitEvent(self, stream, event, flags):
         if event in self._events:  # a stream that waits for what is recorded records too

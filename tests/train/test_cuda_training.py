@@ -58,8 +58,8 @@ REFUSED = {"softmax": {"output": "Softmax"}, "SiLU": {"activation": "SiLU"}}
 ROUNDING = {"tf32": 2**-9, "fp16": 2**-9, "bf16": 2**-6}
 
 
-def lowering_of(net, batch, precision="fp32", loss="cross_entropy", optimiser="sgd"):
-    return make_lowering(find_chain(net, 0, TRAINED), Job(precision, batch, loss, optimiser), H200)
+def lowering_of(net, batch, loss="cross_entropy", **job):
+    return make_lowering(find_chain(net, 0, TRAINED), Job(batch=batch, loss=loss, **job), H200)
 
 
 def same_results(one, other):
@@ -331,6 +331,16 @@ def test_a_large_batch_is_summed_up_in_slices():
     lowering = lowering_of(mlp(784, 56, 28, 10), 60_000, loss="half_sse", optimiser="momentum")
     assert lowering.tiling.slices > 1
     assert "train_apply<0, 8>" in [launch.program.name_expression for launch in lowering.steps(1).launches]
+
+
+@pytest.mark.parametrize(
+    ("batch", "job", "has_shares"),
+    [(60_000, {}, True), (60_000, {"byte_scale": 1.0}, True), (60_000, {"clip_norm": 1.0}, False), (64, {}, False)],
+)
+def test_the_order_of_sums_tells_of_shares(batch, job, has_shares):
+    lowering = lowering_of(mlp(784, 56, 28, 10), batch, loss="half_sse", **job)
+    applied = [each.program.name_expression for each in lowering.steps(1).launches if "apply" in str(each.program)]
+    assert any(name.endswith(", 8>") for name in applied) == has_shares == ("in 8 shares" in lowering.order)
 
 
 @pytest.mark.parametrize("batch", [1, 512, 1024, 4097, 60_000])

@@ -387,7 +387,7 @@ def test_debug_names_the_row_that_is_not_finite():
     x[17, 2] = np.nan
     with pytest.raises(KernelError, match="not finite in epoch 1") as caught:
         fit(mlp(4, 3), x, np.zeros(40, np.int64), batch_size=8, debug=True, device="cpu")
-    assert caught.value.got == "the input has nan in row 17"
+    assert caught.value.got == "the input has nan in row 17 of the training rows"
     step = int(np.flatnonzero(epoch_order(40, 0, 0) == 17)[0]) // 8 + 1
     assert f"step {step}" in caught.value.what
 

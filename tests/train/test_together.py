@@ -9,12 +9,14 @@ import pytest
 
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
+from onchip.runtime.cuda.gpu import Event
 from onchip.runtime.cuda.trainer import CudaTeam
 from onchip.train import loop, training_run
 from onchip.train.checkpoint import Checkpoints
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
+from onchip.train.training_run import TrainingRun
 from training_cases import assert_same_bits, case
 
 pytestmark = needs_gxx
@@ -56,6 +58,20 @@ def test_who_looks_at_weights_behind_an_epoch_has_them(emulated, more):
     for at, each in enumerate(emulated):
         if isinstance(each, int):
             assert emulated[:at].count("begin") == emulated[:at].count("end")
+
+
+def test_pieces_are_as_long_as_the_gpu_says_however_slow_a_listener_is(emulated, monkeypatch):
+    sizes, keep = [], TrainingRun.keep
+
+    def keep_and_count(run, trained, took):
+        sizes.append(sum(len(losses) for losses, _ in trained))
+        keep(run, trained, took)
+
+    monkeypatch.setattr(TrainingRun, "keep", keep_and_count)
+    monkeypatch.setattr(Event, "ms_since", lambda *_: 1.0)
+    net, x, y, _ = case(8, 3, n=40)
+    fit(net, x, y, device="cuda", epochs=9, on_progress=lambda _: time.sleep(0.15), **TRAINING)
+    assert sizes == [3, 12, 12]
 
 
 def test_a_run_stands_still_for_a_checkpoint(emulated, monkeypatch, tmp_path):

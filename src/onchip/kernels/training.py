@@ -132,6 +132,11 @@ class TrainerTeam(Protocol):
         """What came of the pieces that were begun, when they are done; of a run without one nothing."""
         ...
 
+    @property
+    def seconds(self) -> float:
+        """That the pieces took which ended last, whatever the host did beside them."""
+        ...
+
 
 def why_not_trained(net: Network, chain: Chain | None, job: Job) -> str:
     """ "" if kernels can train the network, which is this chain; else the reason."""

@@ -275,7 +275,7 @@ class _OneRun:
     is_beside_host = False
 
     def __init__(self, trainer: Trainer) -> None:
-        self.trainers = (trainer,)
+        self.trainers, self.seconds = (trainer,), 0.0
         self._piece: Piece | None = None
 
     def make_ready(self) -> None:
@@ -287,7 +287,10 @@ class _OneRun:
         (self._piece,) = pieces
 
     def end(self) -> list[Trained]:
-        return [self.trainers[0].train(self._piece) if self._piece is not None else []]
+        begin = time.perf_counter()
+        trained = self.trainers[0].train(self._piece) if self._piece is not None else []
+        self.seconds = time.perf_counter() - begin
+        return [trained]
 
 
 def _copy(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:

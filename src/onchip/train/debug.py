@@ -42,7 +42,7 @@ def _first_value(net: Network, x: Array, rows: Array) -> str:
         bad = np.flatnonzero(~np.isfinite(value.reshape(len(value), -1)).all(axis=1))
         if bad.size:
             what = "the input has" if name in net.inputs else f"layer {show(name)} gives"
-            return f"{what} {_bad(value[bad[0]])} in row {rows[bad[0]]} of those that it is trained on"
+            return f"{what} {_bad(value[bad[0]])} in row {rows[bad[0]]} of the training rows"
     return ""
 
 

@@ -3,7 +3,6 @@ one before: an epoch of a small network takes the host about as long to tell as 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from onchip.kernels.training import Piece, SharedData, TrainerTeam
@@ -32,7 +31,6 @@ class Together:
         # Rows to validate on are judged by the weights that an epoch ends with.
         self.runs_ahead = team.is_beside_host and not any(len(run.held) for run in runs)
         self._under_way: list[Piece | None] | None = None
-        self._since = 0.0
 
     def advance(self, steps: int | None = None) -> None:
         """Some steps of every run, by default for about REPORT_SECONDS, or what was trained and not told yet."""
@@ -53,7 +51,7 @@ class Together:
             pieces.append(run.next_piece(steps) if run is not None and is_due else None)
         if all(piece is None for piece in pieces):
             return
-        self._since, self._under_way = time.perf_counter(), pieces
+        self._under_way = pieces
         self.team.begin(pieces)
         for run, piece in zip(self.runs, pieces, strict=True):
             if run is not None and piece is not None:
@@ -63,7 +61,6 @@ class Together:
         assert self._under_way is not None, "a run that is not done has a next piece"
         pieces, self._under_way = self._under_way, None
         trained = self.team.end()
-        took = time.perf_counter() - self._since
         for run, piece, told in zip(self.runs, pieces, trained, strict=True):
             if run is not None and piece is not None:
-                run.keep(told, took)
+                run.keep(told, self.team.seconds)

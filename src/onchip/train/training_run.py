@@ -61,7 +61,7 @@ class Epoch:
     validation_loss: float | None
     validation_accuracy: float | None
     lr: float
-    seconds: float  # of the host's clock; on a GPU with the time of listeners, where they take longer than it trains
+    seconds: float  # that its training took; by the GPU's clock, where one trained it
     samples_per_s: float
 
 

@@ -161,6 +161,8 @@ class TrainLowering:
         parts = f"{tiling.deep} warps by turns, {tiling.slices} slices of the batch"
         if self.rows_pass:
             parts = f"16 after 16, {self.slices(1)} slices of the batch"
+        if self._shares(self._sliced_layers, is_summed=bool(self.job.clip_norm)) > 1:
+            parts += f" in {APPLY_SHARES} shares"
         if self.byte_rows:
             made = f"{self.byte_rows.parts} parts of bf16, {self.slices(0)} slices of the batch"
             parts += f"; the first layer, of bytes: {made}"
@@ -363,12 +365,11 @@ class TrainLowering:
         clips = bool(self.job.clip_norm)
         if clips:
             yield from self._apply("train_squares", step, len(self.layers))
-        yield from self._apply("train_apply", step, begin if whole else len(self.layers), is_summed=clips)
+        yield from self._apply("train_apply", step, self._sliced_layers, is_summed=clips)
 
     def _apply(self, kernel: str, step: Struct, layer_count: int, is_summed: bool = False) -> Iterator[KernelLaunch]:
         """Of the first layers' parts; is_summed: of those that train_squares has added up."""
-        most = 1 if is_summed else max(map(self.slices, range(layer_count)), default=1)
-        shares = APPLY_SHARES if kernel == "train_apply" and most >= MANY_SLICES else 1
+        shares = self._shares(layer_count, is_summed) if kernel == "train_apply" else 1
         blocks = [self._apply_blocks(i, shares) for i in range(layer_count)]
         for first in range(0, layer_count, MOST_LAYERS):
             numbers = range(first, min(first + MOST_LAYERS, layer_count))
@@ -385,6 +386,18 @@ class TrainLowering:
             else:
                 own = f"train_apply<0, {shares}>"
                 yield self._launch_rows(own, sum(some), step, layers, squares, Int64(0), UInt32(0))
+
+    @property
+    def _sliced_layers(self) -> int:
+        """How many layers, the first ones, have gradients in slices, which train_apply adds up."""
+        if self.slices(len(self.layers) - 1):
+            return len(self.layers)
+        return 1 if self.byte_rows else 0
+
+    def _shares(self, layer_count: int, is_summed: bool) -> int:
+        """Threads of train_apply that add up the slices of four numbers."""
+        most = 1 if is_summed else max(map(self.slices, range(layer_count)), default=1)
+        return APPLY_SHARES if most >= MANY_SLICES else 1
 
     def _apply_blocks(self, layer: int, shares: int = 1) -> int:
         """Of a layer's parts: so many threads have four numbers."""

@@ -85,13 +85,16 @@ class CudaTeam:
     is_beside_host = True
 
     def __init__(self, launches: TeamLaunches, trainers: Sequence[CudaTrainer]) -> None:
-        self.trainers, self._launches = trainers, launches
+        self.trainers, self._launches, self.seconds = trainers, launches, 0.0
+        self._begun, self._done = launches.gpu.event(), launches.gpu.event()
 
     def make_ready(self) -> None:
         self._launches.make_ready()
 
     def begin(self, pieces: Sequence[Piece | None]) -> None:
         launches = self._launches
+        with launches.gpu:
+            self._begun.record(launches.stream)
         turns = [
             (trainer, trainer.begin(piece) if piece else [])
             for trainer, piece in zip(self.trainers, pieces, strict=True)
@@ -103,9 +106,13 @@ class CudaTeam:
                 first += together
                 for size in launches.sizes_of(max(counts)):
                     launches.steps(size).launch(launches.stream)
+            self._done.record(launches.stream)
 
     def end(self) -> list[Trained]:
-        return [trainer.end() for trainer in self.trainers]
+        trained = [trainer.end() for trainer in self.trainers]
+        with self._launches.gpu:
+            self.seconds = self._done.ms_since(self._begun) / 1e3
+        return trained
 
     def _together(self, turns: Sequence[tuple[CudaTrainer, Sequence[tuple[Array, int]]]]) -> list[int]:
         """How many orders are trained on as one, in turns."""

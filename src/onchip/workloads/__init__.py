@@ -42,6 +42,7 @@ def model_name(text: str, known: Iterable[str] = WORKLOADS) -> str:
     if Path(text).suffix or os.sep in text or Path(text).exists():
         return text
     raise InputError(
-        "unknown model", got=text, expected=f"a workload ({', '.join(known)}) or a file ({', '.join(SUFFIXES)})",
+        "unknown model", got=text,
+        expected=f"a workload ({', '.join(names.values())}) or a file ({', '.join(SUFFIXES)})",
         hint=did_you_mean(text, known) or f"{next(iter(known))}, or the path of a file",
     )  # fmt: skip

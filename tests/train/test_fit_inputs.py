@@ -217,6 +217,20 @@ def test_what_is_no_network_is_refused(data):
         onchip.fit("digits", *data)
 
 
+@pytest.mark.parametrize(
+    ("y", "hint"),
+    [
+        (np.zeros(100, np.float32), "y.reshape(50, 2)"),
+        (np.zeros(50, np.int64), "loss 'cross_entropy', if these are classes"),
+        (np.zeros((50, 3), np.float32), "a number for each output"),
+    ],
+)
+def test_targets_that_do_not_fit_are_told_what_would(data, y, hint):
+    with pytest.raises(ShapeError, match="targets do not fit") as caught:
+        fit(data[0], y, loss="mse")
+    assert caught.value.hint == hint
+
+
 def test_debug_tells_of_targets(data):
     x, _ = data
     y = np.zeros((50, 2), np.float32)

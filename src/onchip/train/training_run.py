@@ -395,14 +395,21 @@ def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:
         raise InputError("nothing to train on", got="0 rows", expected="at least 1")
     if loss == "cross_entropy":
         if y.shape != (n,) or y.dtype.kind not in "iu":
-            raise ShapeError("classes do not fit", got=f"{y.dtype.name}{list(y.shape)}", expected=f"integers [{n}]")
+            got, expected = f"{y.dtype.name}{list(y.shape)}", f"integers [{n}]"
+            hint = "numbers of classes, one a row; for targets that are numbers loss 'mse'"
+            raise ShapeError("classes do not fit", got=got, expected=expected, hint=hint)
         y = np.array(y)  # a copy of our own: the kernels count on every class, and a run may last hours
         bad = np.flatnonzero((y < 0) | (y >= D_out))
         if bad.size:
-            raise InputError(
-                "a class is out of range", got=f"{y[bad[0]]} in row {bad[0]}", expected=f"0 to {D_out - 1}"
-            )
+            got, hint = f"{y[bad[0]]} in row {bad[0]}", "a network with an output for each class, or classes from 0 on"
+            raise InputError("a class is out of range", got=got, expected=f"0 to {D_out - 1}", hint=hint)
         return np.ascontiguousarray(y, np.int64)
     if y.shape != (n, D_out) or y.dtype != np.float32:
-        raise ShapeError("targets do not fit", got=f"{y.dtype.name}{list(y.shape)}", expected=f"float32[{n}, {D_out}]")
+        got, expected = f"{y.dtype.name}{list(y.shape)}", f"float32[{n}, {D_out}]"
+        hint = "a number for each output"
+        if y.dtype.kind in "iu":
+            hint = "loss 'cross_entropy', if these are classes"
+        elif y.size == n * D_out and y.dtype == np.float32:
+            hint = f"y.reshape({n}, {D_out})"
+        raise ShapeError("targets do not fit", got=got, expected=expected, hint=hint)
     return np.ascontiguousarray(y)

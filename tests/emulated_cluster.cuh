@@ -9,10 +9,11 @@ struct Letter {
     float v;
     Letter* next;
 };
-static Letter* letters OURS = nullptr;
+constexpr unsigned BOXES = 1024;
+static Letter* letters[BOXES] OURS = {};  // by the block that they go to
 
 UNSEEN static void deliver(unsigned block) {
-    for (Letter** at = &letters; *at;) {
+    for (Letter** at = &letters[block % BOXES]; *at;) {
         Letter* const letter = *at;
         if (letter->to == block) {
             *letter->at = letter->v;
@@ -31,8 +32,10 @@ static unsigned block_number() { return blockIdx.y * gridDim.x + blockIdx.x; }
 static unsigned cluster_rank() { return blockIdx.x % emulated::cluster; }
 static void store_to_block(float* at, unsigned rank, float v) {
     auto* const letter = static_cast<emulated::Letter*>(malloc(sizeof(emulated::Letter)));
-    *letter = {block_number() / emulated::cluster * emulated::cluster + rank, at, v, emulated::letters};
-    emulated::letters = letter;
+    const unsigned to = block_number() / emulated::cluster * emulated::cluster + rank;
+    emulated::Letter*& box = emulated::letters[to % emulated::BOXES];
+    *letter = {to, at, v, box};
+    box = letter;
 }
 static void store_four_to_block(float* at, unsigned rank, float4 v) {
     store_to_block(at, rank, v.x), store_to_block(at + 1, rank, v.y);

@@ -13,7 +13,7 @@ from onchip.kernels.cuda import KERNELS, product_wgmma
 from onchip.kernels.cuda.conv_wgmma import ConvWgmma, ConvWgmmaLowering, spread_taps, taps_in_order
 from onchip.kernels.cuda.conv_windows import Windows
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
-from onchip.kernels.cuda.product_wgmma import TILES
+from onchip.kernels.cuda.product_wgmma import TILES, WgmmaProduct
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST
@@ -150,6 +150,12 @@ FEW_CHANNELS = {
 }
 
 
+def take_only(monkeypatch, is_taken):
+    """Some tiles, and sums in one part: in several they want others."""
+    monkeypatch.setattr(product_wgmma, "TILES", [tile for tile in TILES if is_taken(tile)])
+    monkeypatch.setattr(WgmmaProduct, "splits_well", lambda *_: 1)
+
+
 def with_infinite_images(x, every):
     wild = x.copy()
     wild[::every] = np.inf
@@ -169,7 +175,7 @@ def test_few_channels_share_slices(monkeypatch, name, is_turned):
     assert claim.facts.at(40).launches[0].program.name_expression.endswith(f", {taps}>")
     assert claim.recipes["weight"].shape[1] == int(np.prod(shape[2:])) * 64 // taps
     turns = is_turned and claim.facts.product(1).turns
-    monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.is_turned == turns and t.BN == 64])
+    take_only(monkeypatch, lambda t: t.is_turned == turns and t.BN == 64)
     x = rows(40, int(np.prod(row))).reshape(40, *row).astype(np.float16)
     gpu = emulated_gpu(monkeypatch)
     got, exact = run_claim(gpu, net, claim, x), exact_of(net, "fp16", x)
@@ -237,7 +243,7 @@ def residual(dtype="float32", N=40, C=40, twice=False, of_x=False):
 @pytest.mark.parametrize("way", ["plain", "odd", "twice", "of x", "turned", "few channels"])
 def test_a_sum_behind_it(monkeypatch, precision, dtype, way):
     if way == "turned":
-        monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.is_turned == (dtype == "float16")])
+        take_only(monkeypatch, lambda t: t.is_turned == (dtype == "float16"))
     C, N = 16 if way == "few channels" else 40, 40 if way == "of x" else 17 if way == "odd" else 24
     net = residual(dtype, N, C, twice=way == "twice", of_x=way == "of x")
     found = list(ConvWgmma().claims(net, 2, H200, Job(precision)))

@@ -16,6 +16,7 @@ import pytest
 from numba.core.serialize import dumps
 
 from onchip.cache import read_entry, write_entry
+from onchip.kernels.cpu import jit
 from onchip.kernels.cpu.image_operation import _PARTS, Call, _words
 from onchip.kernels.cpu.jit import compiled
 from onchip.kernels.cpu.machine_code import _target_machine
@@ -61,7 +62,7 @@ def cache(warm, tmp_path) -> Path:
 @pytest.fixture
 def nothing_kept(monkeypatch, tmp_path) -> None:
     """What is compiled here is compiled here, the second time that tests run on a machine, too."""
-    monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path))
+    monkeypatch.setattr(jit, "cache_folder", lambda: tmp_path)  # a process asks for it once
 
 
 def files(cache: Path) -> list[Path]:

@@ -42,8 +42,8 @@ def check_threads(threads: int | None) -> int:
     if threads is None:
         return most
     if isinstance(threads, bool) or not isinstance(threads, int | np.integer) or not 1 <= threads <= most:
-        expected = f"1 to {most}, the cores that this process may use"
-        raise InputError("bad number of threads", got=repr(threads), expected=expected, hint=f"threads={most}")
+        expected, hint = f"1 to {most}, the cores that this process may use", f"--threads {most} (threads={most})"
+        raise InputError("bad number of threads", got=repr(threads), expected=expected, hint=hint)
     return int(threads)
 
 

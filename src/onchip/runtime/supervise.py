@@ -33,7 +33,8 @@ if TYPE_CHECKING:  # they load NumPy, which whoever starts ranks need not wait f
     from onchip.runtime.stream import Chunk
 
 SOCKET = "ONCHIP_SUPERVISOR"  # in a rank's environment: where it reports
-RANKS_A_CORE, LEAST_OF_RANKS = 4, 16  # that may be asked for, on this machine: more would only wait for each other
+# That may be asked for: of each core, and on any machine. More would only wait for each other.
+RANKS_A_CORE, RANKS_ANYWHERE = 4, 16
 _TELL_S = 0.1  # between two reports of progress: whoever reads them is on a core that ranks work on
 _GRACE_S = 3.0  # for the launcher to notice that a rank is dead, and for ranks to stop
 # Open MPI refuses root and more ranks than cores, and ties ranks to cores, unless told.
@@ -119,11 +120,12 @@ class _Rank:
 
 def run_ranks(count: int, args: Sequence[str], on_progress: OnProgress) -> int:
     """Run `onchip ARGS` as so many ranks on this machine; gives the exit code. RankError if one of them dies."""
-    most = max(LEAST_OF_RANKS, RANKS_A_CORE * (os.cpu_count() or 1))
+    cores = os.cpu_count() or 1
+    most = max(RANKS_ANYWHERE, RANKS_A_CORE * cores)
     if not 1 < count <= most:
         raise InputError(
             "bad number of ranks", got=str(count), expected=f"2 to {most} on this machine",
-            hint=f"--ranks {os.cpu_count()}, or mpiexec over several machines",
+            hint=f"--ranks {max(2, cores)}, or mpiexec over several machines",
         )  # fmt: skip
     launcher = find_mpiexec()
     if launcher is None or importlib.util.find_spec("mpi4py") is None:

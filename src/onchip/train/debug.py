@@ -26,12 +26,13 @@ def take_checked_step(together: Together) -> None:
         return
     net = run.net.replace(weights={**run.net.weights, **before})
     got = _first_value(net, run.trainer.x[rows], rows)
-    if not got and not np.isfinite(loss):
-        got = f"loss {loss} of outputs that are finite: see the targets"
+    if not got and np.isnan(loss):
+        got = "loss nan of outputs that are finite: see the targets"
+    elif not got:
+        got = f"the update made {_bad(after[broken])} of weight {show(broken)}" if broken else f"loss {loss}"
     raise KernelError(
-        f"a number is not finite in {where}",
-        got=got or f"the update made {_bad(after[str(broken)])} of weight {show(broken)}", expected="finite numbers",
-        hint="a smaller lr, or rows and targets without NaN and infinity",
+        f"a number is not finite in {where}", got=got, expected="finite numbers",
+        hint="a smaller --lr (lr=), or rows and targets without NaN and infinity",
     )  # fmt: skip
 
 

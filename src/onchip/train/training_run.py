@@ -337,7 +337,7 @@ class TrainingRun:
         return float(losses @ weights / weights.sum())
 
     def _diverged(self, got: str, expected: str) -> KernelError:
-        hint = "a smaller lr, rows and targets without NaN; debug says where the first such number appears"
+        hint = "a smaller --lr (lr=), rows and targets without NaN; --debug (debug=True) says where it begins"
         return KernelError("training diverged", got=f"{got} in epoch {self.epoch + 1}", expected=expected, hint=hint)
 
     def _best_loss(self) -> float:

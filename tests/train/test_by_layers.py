@@ -137,7 +137,8 @@ def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(gpu):
 
 @needs_gxx
 @pytest.mark.parametrize(
-    ("own", "widths"), [(1, (5, 3, 2)), (2, (20, 53, 29, 17, 5)), (3, (20, 53, 32)), (1, (784, 320, 160, 10))]
+    ("own", "widths"),
+    [(1, (5, 3, 2)), (2, (20, 53, 29, 17, 5)), (3, (20, 53, 32)), (1, (784, 320, 160, 10)), (4, (784, 320, 160, 10))],
 )
 def test_host_and_kernel_agree_on_shared_memory(own, widths, tmp_path):
     for header in mlp_by_layers.SOURCE.parent.glob("*.cuh"):
@@ -165,6 +166,16 @@ def test_pixels_in_small_batches_are_trained_layer_by_layer(batch, precision):
     claim = make_plan(mlp(784, 320, 160, 10), H200, kernels_for(H200), job).groups[0].claim
     assert claim.kernel == "mlp_by_layers"
     assert "61 blocks" in claim.why
+
+
+@pytest.mark.parametrize(
+    ("precision", "count", "blocks", "at_once"),
+    [("bf16", 2, 61, 2), ("bf16", 4, 31, 4), ("bf16", 8, 16, 8), ("tf32", 8, 31, 4), ("fp32", 8, 31, 4)],
+)
+def test_where_many_wait_each_has_fewer_blocks(precision, count, blocks, at_once):
+    together = lowering_of(784, 320, 160, 10, precision=precision).for_networks(count)
+    assert (together.blocks, together.networks) == (blocks, at_once)
+    assert together.blocks * together.networks <= H200.units
 
 
 @pytest.mark.parametrize(

@@ -47,48 +47,19 @@ struct Orders {
     }
 };
 
-// Of so many numbers, a thread's at most.
-__device__ constexpr int numbers_of(int all) { return (all + CREW - 1) / CREW; }
-
-// Sums c of BATCH rows by 8 NT columns, those of all teams: finish(number of the thread, row, column, sum), neighbours' of a
-// row.
-// False, of a thread that all is well for: not for another.
-template <int PARTS, int NT, int BATCH, class Finish>
-__device__ __forceinline__ bool add_teams(const float (&c)[PARTS * NT][4], float* sums, int team, bool is_well,
-                                          const Finish& finish) {
-#pragma unroll
-    for (int n = 0; n < NT * 2; ++n) {
-        const int j = n / 2, i = n % 2 * 2;
-        *reinterpret_cast<float2*>(sums + (team * ROWS + sum_row(i)) * 8 * NT + sum_column(j, 0)) = {
-            whole<PARTS>(c, j, i), whole<PARTS>(c, j, i + 1)};
-    }
-    if (of_whole_warps(__syncthreads_or(!is_well))) return false;
-#pragma unroll
-    for (int n = 0; n < numbers_of(BATCH * 8 * NT); ++n) {
-        const int at = threadIdx.x + n * CREW;
-        if (BATCH * 8 * NT % CREW && at >= BATCH * 8 * NT) break;  // whole warps
-        float sum = sums[at];
-#pragma unroll
-        for (int i = 1; i < TEAMS; ++i) sum += sums[i * ROWS * 8 * NT + at];
-        finish(n, at / (8 * NT), at % (8 * NT), sum);
-    }
-    return true;
-}
-// The same of rows that lie in shared memory; those from strip FIXED on, `further` bytes further on.
-template <int A_PARTS, int PARTS, int STEPS, int NT, int BATCH, int FIXED, class B, class Finish>
-__device__ __forceinline__ void multiply_rows_of(u32 a, u32 further, int a_part_bytes, const B& b, float* sums, int team,
-                                                 const Finish& finish) {
+// c = a b, a team's sums, of rows that lie in shared memory; those from strip FIXED on, `further` bytes further on.
+template <int A_PARTS, int STEPS, int FIXED, int ALL, class B>
+__device__ __forceinline__ void multiply_rows_of(float (&c)[ALL][4], u32 a, u32 further, int a_part_bytes, const B& b,
+                                                 int team) {
     static_assert(FIXED == 0 || A_PARTS == 1, "of pixels alone");
-    float c[PARTS * NT][4];
     using A = Strips<ROWS, false>;
     constexpr int BEFORE = FIXED / 2 < STEPS ? FIXED / 2 : STEPS;
     begin_products();
-    if constexpr (BEFORE > 0) begin_sums<BEFORE, TEAMS, A, B, PARTS * NT>(c, A(a), b, team, false);
+    if constexpr (BEFORE > 0) begin_sums<BEFORE, TEAMS, A, B, ALL>(c, A(a), b, team, false);
     if constexpr (BEFORE < STEPS)
         begin_parts<A_PARTS, STEPS - BEFORE, TEAMS, A>(c, a + further + FIXED * ROWS_STRIP, a_part_bytes, b.from(BEFORE), team, BEFORE > 0);
     end_products();
     wait_for_products<0>();
-    add_teams<PARTS, NT, BATCH>(c, sums, team, true, finish);
 }
 
 template <class S>
@@ -150,8 +121,8 @@ struct Columns {
 template <class S, class K, u32 OPTIMISER, int l>
 __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* room, int block, int team) {
     using R = HiddenRoom<S, l>;
-    constexpr int L = S::L, PARTS = S::PARTS, OWN = S::OWN, NUMBERS = numbers_of(S::BATCH * 8 * OWN);
-    constexpr int LEFT = S::tiles(l) - (S::blocks(l) - 1) * OWN;  // the last block's
+    using Own = typename S::Own;
+    constexpr int L = S::L, PARTS = S::PARTS, OWN = S::OWN, GROUP = S::Tiles::GROUP;
     __shared__ Rule rule;
     const LayerPlaces places = run.places(l);
     const LayerFacts& facts = run.facts[l - 1];
@@ -160,7 +131,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     const Orders<L, S::BATCH> orders(run, rest + R::IDS);
     const u32 input = shared_at(room), gradients = shared_at(rest + R::GRADIENTS);
     float *const sums = reinterpret_cast<float*>(rest + R::SUMS), *const biases = reinterpret_cast<float*>(rest + R::BIASES);
-    const bool is_last_block = block == S::blocks(l) - 1;
+    const int own_units = min(8 * OWN, 8 * S::tiles(l) - block * 8 * OWN);
     Weights<S, OPTIMISER, l, OWN> weights(places, block, team);
     weights.move(places, facts, false);
     weights.tell(rest + R::WEIGHTS, biases);
@@ -191,8 +162,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
         }
     };
     if constexpr (R::HAS_COLUMNS)
-        read_fours(run.mine(run.layers[l].w), run.facts[l], S::at(l), S::at(l + 1), block * 8 * OWN,
-                   8 * (is_last_block ? LEFT : OWN), put_columns);
+        read_fours(run.mine(run.layers[l].w), run.facts[l], S::at(l), S::at(l + 1), block * 8 * OWN, own_units, put_columns);
     if constexpr (R::HAS_OUTPUTS) outputs.read_weights();
     u32 turn = run.mine(run.status)[0];
     u32 further = 0;
@@ -202,50 +172,65 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     for (long long step = orders.first_step; of_whole_warps(step < orders.steps); ++step, ++turn) {
         bool is_there = true;
         u32 coming = 0;
-        // What own units give.
-        float given[NUMBERS];
-        const typename S::Tiles to(places.forward, S::tiles(l), turn, run.deadline_ms);
-        const auto give = [&](int n, int row, int unit, float sum) {
-            const int tile = block * OWN + unit / 8;
-            given[n] = tile * 8 + unit % 8 < S::at(l) ? activate<K::of(l)>(S::by_words(l) ? sum + biases[unit] : scale * sum, slope) : 0.0f;
-            to.send(tile, row, unit % 8, given[n], tile < S::tiles(l));
+        // What a block does while it waits for others. Weights as they are since the last step: those of the layer behind are one
+        // team's to receive, the last layer's the other's, so both wait at the same time. No word is waited for by itself.
+        const auto prepare = [&]() {
+            u32 word = 0;  // of the rule
+            if (threadIdx.x < sizeof(Rule) / 4) word = reinterpret_cast<const u32*>(run.mine(run.rules) + step)[threadIdx.x];
+            if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
+            if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(orders.of(step));
+            if (of_whole_warps(step > orders.first_step)) {
+                if constexpr (R::HAS_COLUMNS) {
+                    constexpr int FOURS = 2 * S::tiles(l + 1);  // of an input
+                    const Post columns = {run.mine(run.layers[l].columns), static_cast<long long>(8 * S::tiles(l)) * FOURS * 16,
+                                          turn - 1, run.deadline_ms};
+                    const auto which = [=](int n) { return block * 8 * OWN * FOURS + n; };
+                    if (team == 0) is_there = columns.receive<8 * OWN * FOURS, 128>(own_units * FOURS, which, put_columns);
+                }
+                if constexpr (R::HAS_OUTPUTS)
+                    if (team == TEAMS - 1) is_there = outputs.template receive_weights<128>(turn - 1);
+            }
+            if (threadIdx.x < sizeof(Rule) / 4) reinterpret_cast<u32*>(&rule)[threadIdx.x] = word;
         };
+        if constexpr (l > 1) prepare();
+        // What own units give.
+        Own given;
+        float c[PARTS * OWN][4];
+        typename S::template GivenBy<l - 1> before;  // nothing, unless by words
         if constexpr (!S::by_words(l)) {
             if constexpr (l > 1) {
                 const typename S::Tiles from(run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms);
-                is_there = from.template receive<S::tiles(l - 1)>(room, S::input_bytes(l));
+                is_there = from.template receive<S::tiles(l - 1)>(room, S::input_bytes(l)) && is_there;
                 show_to_products();
                 if (of_whole_warps(__syncthreads_or(!is_there))) return false;
             }
             const Strips<8 * S::strips(l - 1), true> told(shared_at(rest + R::WEIGHTS));
-            multiply_rows_of<S::input_parts(l), PARTS, S::strips(l - 1) / 2, OWN, S::BATCH, l == 1 ? R::FIXED : 0>(
-                input, further, S::input_bytes(l), told, sums, team, give);
+            multiply_rows_of<S::input_parts(l), S::strips(l - 1) / 2, l == 1 ? R::FIXED : 0>(c, input, further, S::input_bytes(l),
+                                                                                             told, team);
+            given.template add_teams<PARTS>(c, sums, team, true);
         } else {
-            typename S::template GivenBy<l - 1> before;
-            float c[PARTS * OWN][4];
-            is_there = before.receive({run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms}, team);
+            is_there = before.receive({run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms}, team) && is_there;
             before.multiply(c, shared_at(rest + R::WEIGHTS), team);
-            if (!add_teams<PARTS, OWN, S::BATCH>(c, sums, team, is_there, give)) return false;
-            before.put(room, S::input_bytes(l), team);
+            if (!given.template add_teams<PARTS>(c, sums, team, is_there)) return false;
         }
-        // While that is under way: first what should be there by now, for what is read in vain would come behind rows.
-        if constexpr (R::HAS_COLUMNS) {
-            if (step > orders.first_step) {
-                constexpr int FOURS = 2 * S::tiles(l + 1);  // of an input
-                const Post columns = {run.mine(run.layers[l].columns), static_cast<long long>(8 * S::tiles(l)) * FOURS * 16, turn - 1,
-                                      run.deadline_ms};
-                const auto which = [=](int n) { return block * 8 * OWN * FOURS + n; };
-                if (!is_last_block) is_there = columns.receive<8 * OWN * FOURS>(which, put_columns);
-                else is_there = columns.receive<8 * LEFT * FOURS>(which, put_columns);
+        const typename S::Tiles to(places.forward, S::tiles(l), turn, run.deadline_ms);
+#pragma unroll
+        for (int n = 0; n < Own::COUNT; ++n) {
+            const int unit = Own::column(n);
+            if (!Own::is_there(n) || unit >= own_units) break;
+#pragma unroll
+            for (int i = 0; i < GROUP; ++i) {
+                const float sum = S::by_words(l) ? given.v[n][i] + biases[unit + i] : scale * given.v[n][i];
+                given.v[n][i] = block * 8 * OWN + unit + i < S::at(l) ? activate<K::of(l)>(sum, slope) : 0.0f;
             }
+            to.send(block * OWN + unit / 8, Own::row(n), unit % 8, given.v[n]);
         }
-        if constexpr (R::HAS_OUTPUTS)
-            if (step > orders.first_step) is_there = outputs.receive_weights(turn - 1) && is_there;
-        if constexpr (l == 1) next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
-        if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
-        if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(orders.of(step));
-        if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
-        if constexpr (l == 1) next.template keep<R::FIXED, S::strips(0)>(room + (R::TWICE * ROWS_STRIP - further));
+        if constexpr (S::by_words(l)) before.put(room, S::input_bytes(l), team);
+        if constexpr (l == 1) {
+            prepare();  // first, for whoever asks while pixels are on their way is answered behind them
+            next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
+            next.template keep<R::FIXED, S::strips(0)>(room + (R::TWICE * ROWS_STRIP - further));
+        }
         if constexpr (R::HAS_OUTPUTS) {
             is_there = outputs.receive(turn) && is_there;
         } else {
@@ -257,27 +242,34 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
         // Gradients of own units.
         if constexpr (R::HAS_OUTPUTS) outputs.make(orders.rows(step));
         if constexpr (R::HAS_COLUMNS) {
-            const typename S::Tiles before(places.backward, S::tiles(l), turn, run.deadline_ms);
+            const typename S::Tiles back(places.backward, S::tiles(l), turn, run.deadline_ms);
             const Strips<8 * OWN * PARTS, false> columns(shared_at(rest + R::COLUMNS));
-            const auto finish = [&](int n, int row, int unit, float sum) {
-                const int tile = block * OWN + unit / 8;
-                const float made = tile * 8 + unit % 8 < S::at(l) ? through(K::of(l), slope, sum, given[n]) : 0.0f;
-                u32 parts[PARTS];
-                split_two(parts, made, 0.0f);
-#pragma unroll
-                for (int i = 0; i < PARTS; ++i)
-                    reinterpret_cast<bf16*>(rest + R::GRADIENTS + place_in_strips<ROWS>(row, i * 8 * OWN + unit))->bits =
-                        static_cast<unsigned short>(parts[i]);
-                if constexpr (l > 1) before.send(tile, row, unit % 8, made, tile < S::tiles(l));
-            };
+            Own made;
             if constexpr (R::HAS_OUTPUTS) {
-                float c[PARTS * OWN][4];
                 outputs.make_hidden(Columns<PARTS, OWN, decltype(columns)>{c, columns, team});
                 __syncthreads();  // sums of outputs have been read: these lie there, too
-                add_teams<PARTS, OWN, S::BATCH>(c, sums, team, true, finish);
             } else {
-                multiply_rows_of<PARTS, PARTS, S::behind(l + 1) / 2, OWN, S::BATCH, 0>(
-                    shared_at(rest + R::BEHIND), 0, S::behind(l + 1) * ROWS_STRIP, columns, sums, team, finish);
+                multiply_rows_of<PARTS, S::behind(l + 1) / 2, 0>(c, shared_at(rest + R::BEHIND), 0, S::behind(l + 1) * ROWS_STRIP,
+                                                                 columns, team);
+            }
+            made.template add_teams<PARTS>(c, sums, team, true);
+#pragma unroll
+            for (int n = 0; n < Own::COUNT; ++n) {
+                const int unit = Own::column(n), row = Own::row(n);
+                if (!Own::is_there(n) || unit >= own_units) break;
+#pragma unroll
+                for (int i = 0; i < GROUP; ++i)
+                    made.v[n][i] = block * 8 * OWN + unit + i < S::at(l) ? through(K::of(l), slope, made.v[n][i], given.v[n][i]) : 0.0f;
+                u32 parts[GROUP / 2][PARTS];
+#pragma unroll
+                for (int i = 0; i < GROUP / 2; ++i) split_two(parts[i], made.v[n][2 * i], made.v[n][2 * i + 1]);
+#pragma unroll
+                for (int i = 0; i < PARTS; ++i) {
+                    u32* const to = reinterpret_cast<u32*>(rest + R::GRADIENTS + place_in_strips<ROWS>(row, i * 8 * OWN + unit));
+                    if constexpr (GROUP == 8) *reinterpret_cast<uint4*>(to) = {parts[0][i], parts[1][i], parts[2][i], parts[3][i]};
+                    else *reinterpret_cast<uint2*>(to) = {parts[0][i], parts[1][i]};
+                }
+                if constexpr (l > 1) back.send(block * OWN + unit / 8, row, unit % 8, made.v[n]);
             }
         } else {
             outputs.make_hidden(OwnUnits<PARTS, OWN>{rest + R::GRADIENTS, block * 8 * OWN, team});
@@ -334,7 +326,7 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
         if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
         const u32 coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
         outputs.fetch_targets(orders.of(step));
-        bool is_there = step == orders.first_step || outputs.receive_weights(turn - 1);
+        bool is_there = step == orders.first_step || outputs.template receive_weights<CREW>(turn - 1);
         is_there = outputs.receive(turn) && is_there;
         outputs.given.put(room + R::INPUT, S::input_bytes(L), team);
         show_to_products();

@@ -42,6 +42,50 @@ struct Training {
     }
 };
 
+// -- sums -----------------------------------------------------------------------------------------------------------
+
+// Numbers of a row from sums of BATCH rows by 8 NT columns: in groups, a thread each. Neighbours have rows that follow each
+// other, so what they write lies in other banks, and what they send side by side.
+template <int NT, int BATCH, int GROUP>
+struct Groups {
+    static constexpr int ALL = BATCH * 8 * NT / GROUP, COUNT = (ALL + CREW - 1) / CREW;  // of a thread, at most
+    static constexpr int PITCH = NT % 4 ? 8 * NT : 8 * NT + 8;                          // of sums: rows in other banks
+    static constexpr int BYTES = TEAMS * ROWS * PITCH * 4;
+    float v[COUNT][GROUP];
+
+    static __device__ __forceinline__ int at(int n) { return static_cast<int>(threadIdx.x) + n * CREW; }
+    static __device__ __forceinline__ bool is_there(int n) { return ALL % CREW == 0 || at(n) < ALL; }
+    static __device__ __forceinline__ int row(int n) { return at(n) % BATCH; }
+    static __device__ __forceinline__ int column(int n) { return at(n) / BATCH * GROUP; }
+
+    // All teams' sums c. False, of a thread that all is well for: not for another.
+    template <int PARTS>
+    __device__ __forceinline__ bool add_teams(const float (&c)[PARTS * NT][4], float* sums, int team, bool is_well) {
+#pragma unroll
+        for (int n = 0; n < NT * 2; ++n) {
+            const int j = n / 2, i = n % 2 * 2;
+            *reinterpret_cast<float2*>(sums + (team * ROWS + sum_row(i)) * PITCH + sum_column(j, 0)) = {
+                whole<PARTS>(c, j, i), whole<PARTS>(c, j, i + 1)};
+        }
+        if (of_whole_warps(__syncthreads_or(!is_well))) return false;
+#pragma unroll
+        for (int n = 0; n < COUNT; ++n) {
+            if (!is_there(n)) break;
+#pragma unroll
+            for (int t = 0; t < TEAMS; ++t) {
+#pragma unroll
+                for (int i = 0; i < GROUP; i += 4) {
+                    float four[4];
+                    load_several<false>(four, sums + (t * ROWS + row(n)) * PITCH + column(n) + i);
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) v[n][i + j] = t > 0 ? v[n][i + j] + four[j] : four[j];
+                }
+            }
+        }
+        return true;
+    }
+};
+
 // -- sizes -----------------------------------------------------------------------------------------------------------
 
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -51,6 +95,7 @@ template <class Net, int PARTS_, int OWN_, int BATCH_>
 struct Sizes {
     static constexpr int L = Net::LAYERS, PARTS = PARTS_, OWN = OWN_, BATCH = BATCH_;
     using Tiles = TilePost<PARTS, BATCH>;
+    using Own = Groups<OWN, BATCH, Tiles::GROUP>;
     template <int l>
     using GivenBy = Given<PARTS, BATCH, (Net::at(l) + 7) / 8>;
     static __device__ constexpr int at(int l) { return Net::at(l); }
@@ -108,7 +153,7 @@ struct HiddenRoom {
     static constexpr int COLUMNS = BEHIND + S::PARTS * BEHIND_STRIPS * ROWS_STRIP;  // (own units in parts, units of l + 1)
     using Outputs = OutputRoom<S, COLUMNS + COLUMN_STRIPS * COLUMN_STRIP>;
     static constexpr int SUMS = HAS_OUTPUTS ? Outputs::SUMS : Outputs::WEIGHTS;  // (TEAMS, ROWS, own units) float32
-    static constexpr int SUM_BYTES = TEAMS * ROWS * 8 * S::OWN * 4;
+    static constexpr int SUM_BYTES = S::Own::BYTES;
     static constexpr int IDS = SUMS + (HAS_OUTPUTS ? larger(SUM_BYTES, Outputs::SUM_BYTES) : SUM_BYTES);  // (3, BATCH)
     static constexpr int REST_BYTES = IDS + 3 * S::BATCH * 4, INPUT_BYTES = S::input_parts(l) * S::input_bytes(l);
     static constexpr int LEFT = (MOST_BYTES - larger(INPUT_BYTES + REST_BYTES, S::read_bytes(l))) / ROWS_STRIP;

@@ -44,11 +44,10 @@ MOST_BYTES = 226 << 10  # of shared memory that is asked for
 MOST_UNITS = 1024  # of a hidden layer, whose numbers lie in registers: half as many of float32
 MOST_OWN = 8  # strips of a product: tiles that a block owns, times the parts of a number
 _BUDGET = Budget(registers=255, spill_bytes=320)
-# Of a step on an H200: what it waits for, in all, for each layer and part; each number that a block is given; a further
-# tile of a block, of which the next costs more, for want of registers. Measured with 784-320-160-10, 16 to 64 rows, in
-# bf16, tf32 and fp32, the last with eight networks at once: an epoch of 14.6, 25.8 and 38.3 ms with two tiles a block,
-# but 61.5 in fp32 with one and 16.9 in bf16 with four.
-_STEP_US, _LAYER_US, _PART_US, _NUMBER_US, _OWN_US = 1.0, 1.37, 0.95, 2.7e-5, 2.4
+# Of a step on an H200: what it waits for, for each layer and part; each number that a block is given; a further tile of a
+# block, for want of registers. Measured with 784-320-160-10, 16 to 64 rows, in bf16, tf32 and fp32; of 64 rows an epoch takes
+# 6.7, 7.8 and 10.4 ms, of four networks with two tiles a block 7.7, 9.5 and 16.7, of eight with four 8.8 in bf16.
+_LAYER_US, _PART_US, _NUMBER_US, _OWN_US = 1.37, 0.95, 2.7e-5, 0.7
 
 
 @dataclass(frozen=True)
@@ -106,9 +105,9 @@ class ByLayersLowering(TrainLowering):
     @property
     def step_us(self) -> float:
         """What a step should take, of every network of the launch."""
-        waits = _STEP_US + _LAYER_US * len(self.layers) + _PART_US * (self.parts - 1)
+        waits = _LAYER_US * len(self.layers) + _PART_US * (self.parts - 1)
         numbers = self.rows * (self.layers[0].D + (1 + self.parts) * sum(layer.N for layer in self.layers[:-1]))
-        return waits + _NUMBER_US * numbers + _OWN_US * self.parts * (self.own - 1) ** 2
+        return waits + _NUMBER_US * numbers + _OWN_US * self.parts**2 * (self.own - 1)
 
     # -- memory --------------------------------------------------------------------------------------------------
 
@@ -143,7 +142,7 @@ class ByLayersLowering(TrainLowering):
             came = STRIP_BYTES * (1 if layer == 1 else parts) * self.strips[layer - 1]
             behind = round_up(self.tiles[layer + 1], 2 * TEAMS) if layer < L - 2 else 0
             columns = behind if layer < L - 2 else positions // 8 if layer < L - 1 else 0
-            sums = TEAMS * ROWS * 8 * self.own * 4
+            sums = TEAMS * ROWS * 4 * (8 * self.own if self.own % 4 else 8 * self.own + 8)
             rest = parts * self.own * (16 * self._positions(layer) + 128 * columns + STRIP_BYTES) + 32 * self.own
             rest += STRIP_BYTES * parts * behind + ids
             rest += output_bytes + max(sums, output_sums) if layer >= L - 2 else sums

@@ -68,10 +68,11 @@ struct Outputs {
         constexpr int PIECES = S::told_rows(L) * 2 * S::tiles(L);
         return {run.mine(run.layers[L - 1].columns), PIECES * 16ll, turn, run.deadline_ms};
     }
+    template <int THREADS>
     __device__ __forceinline__ bool receive_weights(u32 turn) const {
         constexpr int PIECES = S::told_rows(L) * 2 * S::tiles(L);
-        return weights_post(run, turn).template receive<PIECES>(
-            [](int n) { return n; }, [&](int piece, const u32 (&four)[4]) { put_weights(piece, four); });
+        return weights_post(run, turn).template receive<PIECES, THREADS>(
+            PIECES, [](int n) { return n; }, [&](int piece, const u32 (&four)[4]) { put_weights(piece, four); });
     }
     // ids: of the step's rows
     __device__ __forceinline__ void fetch_targets(const u32* ids) {

@@ -68,11 +68,13 @@ struct Post {
         asm volatile("{ .reg .b128 s; mov.b128 s, {%1, %2}; st.relaxed.gpu.b128 [%0], s; }"
                      :: "l"(place(piece)), "l"(low), "l"(high) : "memory");
     }
-    // COUNT pieces of a thread, all asked for at once: which(i), below 0: none. False: they did not come before the
-    // deadline.
-    template <int COUNT, class Which>
-    __device__ __forceinline__ bool look(u32 (&words)[COUNT][4], const Which& which) const {
+    // COUNT pieces of a thread, all asked for at once: those that lie offset(i) behind piece `first`, if is_one(i). Offsets are
+    // known ahead: places kept in registers would be too many. False: they did not come before the deadline. To be called
+    // whatever came before: behind a branch, it makes ptxas run short of registers.
+    template <int COUNT, class Offset, class IsOne>
+    __device__ __forceinline__ bool look(u32 (&words)[COUNT][4], int first, const Offset& offset, const IsOne& is_one) const {
         unsigned long long low[COUNT], high[COUNT], begin = 0;
+        const char* const from = place(first);
         bool all, is_late = false;
         u32 looks = 0;
         do {
@@ -80,9 +82,9 @@ struct Post {
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
                 low[i] = bit(), high[i] = 0;
-                if (which(i) >= 0)
+                if (is_one(i))
                     asm volatile("{ .reg .b128 s; ld.relaxed.gpu.b128 s, [%2]; mov.b128 {%0, %1}, s; }"
-                                 : "=l"(low[i]), "=l"(high[i]) : "l"(place(which(i))) : "memory");
+                                 : "=l"(low[i]), "=l"(high[i]) : "l"(from + offset(i) * 16) : "memory");
             }
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) all = all && (low[i] & 1) == bit();
@@ -99,20 +101,21 @@ struct Post {
         }
         return !is_late;
     }
-    // PIECES, by all threads, of which the n-th is which(n): take(n, four words).
-    template <int PIECES, class Which, class Take>
-    __device__ __forceinline__ bool receive(const Which& which, const Take& take) const {
-        constexpr int EACH = (PIECES + CREW - 1) / CREW, AT_ONCE = EACH < 20 ? EACH : 20;
+    // PIECES, by all threads or those of a team: take(n, four words), which are 0 from the n-th on that is not `there`. The n-th
+    // is which(n), and that which is THREADS behind the n-th lies as far behind it.
+    template <int PIECES, int THREADS = CREW, class Which, class Take>
+    __device__ __forceinline__ bool receive(int there, const Which& which, const Take& take) const {
+        constexpr int EACH = (PIECES + THREADS - 1) / THREADS, MOST = THREADS == CREW ? 20 : 10, AT_ONCE = EACH < MOST ? EACH : MOST;
         delay();
         bool are_there = true;
 #pragma unroll 1
-        for (int next = threadIdx.x; are_there && next < PIECES; next += AT_ONCE * CREW) {
+        for (int next = threadIdx.x % THREADS; are_there && next < PIECES; next += AT_ONCE * THREADS) {
             u32 words[AT_ONCE][4];
-            are_there = look(words, [=](int i) { return next + i * CREW < PIECES ? which(next + i * CREW) : -1; });
+            are_there = look(words, which(next), [](int i) { return i * THREADS; }, [=](int i) { return next + i * THREADS < there; });
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
-                if (next + i * CREW >= PIECES) break;
-                take(next + i * CREW, words[i]);
+                if (next + i * THREADS >= PIECES) break;
+                take(next + i * THREADS, words[i]);
             }
         }
         return are_there;
@@ -134,6 +137,7 @@ template <int PARTS, int BATCH>
 struct TilePost {
     static constexpr bool IN_PARTS = PARTS == 1 || (PARTS == 2 && BATCH == ROWS);
     static constexpr int A_ROW = IN_PARTS ? PARTS : 2, A_TILE = BATCH * A_ROW;  // pieces
+    static constexpr int GROUP = IN_PARTS ? 8 : 4;  // units of a row that are sent together
     Post post;
 
     __device__ __forceinline__ TilePost(char* at, int tiles, u32 turn, u32 deadline_ms)
@@ -141,21 +145,26 @@ struct TilePost {
 
     // which: part, or half of the units
     static __device__ __forceinline__ int piece(int tile, int row, int which) { return (tile * A_ROW + which) * BATCH + row; }
-    // Number `unit` of a tile; all of the tile's are neighbours' of the same warp.
-    __device__ __forceinline__ void send(int tile, int row, int unit, float v, bool is_there) const {
+    // Units `unit` to `unit` + GROUP of a tile: a piece, or one of each part.
+    __device__ __forceinline__ void send(int tile, int row, int unit, const float (&v)[GROUP]) const {
         if constexpr (IN_PARTS) {
+            float left[GROUP];
+#pragma unroll
+            for (int i = 0; i < GROUP; ++i) left[i] = v[i];
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
-                const u32 made = unit == 0 ? round_to_even_bits(v) : pack<bf16>(v, 0.0f) & 0xffff;
-                v -= __uint_as_float(made << 16);
-                const u32 two = made | __shfl_xor_sync(~0u, made, 1) << 16;
-                const u32 b = __shfl_xor_sync(~0u, two, 2), c = __shfl_xor_sync(~0u, two, 4), d = __shfl_xor_sync(~0u, two, 6);
-                if (unit == 0 && is_there) post.send(piece(tile, row, part), two, b, c, d);
+                u32 words[GROUP / 2];
+#pragma unroll
+                for (int i = 0; i < GROUP / 2; ++i) {
+                    words[i] = pack<bf16>(left[2 * i], left[2 * i + 1]);
+                    if (i == 0) words[0] = (words[0] & 0xffff0000) | round_to_even_bits(left[0]);
+                    left[2 * i] -= __uint_as_float(words[i] << 16), left[2 * i + 1] -= __uint_as_float(words[i] & 0xffff0000);
+                }
+                post.send(piece(tile, row, part), words[0], words[1], words[2], words[3]);
             }
         } else {
-            const u32 a = __float_as_uint(v);
-            const u32 b = __shfl_xor_sync(~0u, a, 1), c = __shfl_xor_sync(~0u, a, 2), d = __shfl_xor_sync(~0u, a, 3);
-            if (unit % 4 == 0 && is_there) post.send(piece(tile, row, unit / 4), a, b, c, d);
+            post.send(piece(tile, row, unit / 4), __float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
+                      __float_as_uint(v[3]));
         }
     }
     // A piece to strips, of which the tile's row is at `to`; parts lie part_bytes behind each other.
@@ -175,8 +184,9 @@ struct TilePost {
     __device__ __forceinline__ bool receive(char* to, int part_bytes) const {
         const auto row = [](int n) { return IN_PARTS ? n % BATCH : n % A_TILE / 2; };
         const auto half = [](int n) { return IN_PARTS ? n % A_TILE / BATCH : n % 2; };
+        static_assert(CREW % A_TILE == 0, "pieces of a thread lie at the same place of other tiles");
         return post.receive<TILES * A_TILE>(
-            [=](int n) { return piece(n / A_TILE, row(n), half(n)); },
+            TILES * A_TILE, [=](int n) { return piece(n / A_TILE, row(n), half(n)); },
             [=](int n, const u32 (&four)[4]) { put(to + n / A_TILE * ROWS_STRIP + row(n) * 16, part_bytes, half(n), four); });
     }
 };

@@ -44,11 +44,13 @@ struct Given {
 #pragma unroll
         for (int first = 0; first < PIECES; first += LOOKED_AT) {
             u32 seen[LOOKED_AT][4];
-            const auto which = [=](int i) {
+            // A thread's first piece is of row g of a tile; others are 8 rows, parts and groups of tiles behind it.
+            const auto offset = [=](int i) {
                 const int piece = first + i;
-                return is_there(piece, team) ? Tiles::piece(tile(piece, team), row(piece / A_ROW % 2), piece % A_ROW) : -1;
+                return (piece / (2 * A_ROW) * TEAMS * 4 * A_ROW + piece % A_ROW) * BATCH + piece / A_ROW % 2 * 8;
             };
-            are_there = are_there && from.post.look(seen, which);
+            const auto is_one = [=](int i) { return is_there(first + i, team); };
+            are_there &= from.post.look(seen, Tiles::piece(tile(0, team), row(0), 0), offset, is_one);
 #pragma unroll
             for (int i = 0; i < LOOKED_AT * 4; ++i) {
                 const int piece = first + i / 4;

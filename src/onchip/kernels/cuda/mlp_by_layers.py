@@ -44,9 +44,10 @@ MOST_BYTES = 226 << 10  # of shared memory that is asked for
 MOST_UNITS = 1024  # of a hidden layer, whose numbers lie in registers: half as many of float32
 MOST_OWN = 8  # strips of a product: tiles that a block owns, times the parts of a number
 _BUDGET = Budget(registers=255, spill_bytes=320)
-# Of a step on an H200: what it waits for, for each layer and part; each number that a block is given; a further tile of a
-# block, for want of registers. Measured with 784-320-160-10, 16 to 64 rows, in bf16, tf32 and fp32; of 64 rows an epoch takes
-# 6.7, 7.8 and 10.4 ms, of four networks with two tiles a block 7.7, 9.5 and 16.7, of eight with four 8.8 in bf16.
+# Of a step on an H200: what it waits for, for each layer and part; each number that a block is given; a further tile of
+# a block, for want of registers. Measured with 784-320-160-10, 16 to 64 rows, in bf16, tf32 and fp32; of 64 rows an
+# epoch takes 6.7, 7.8 and 10.4 ms, of four networks with two tiles a block 7.7, 9.5 and 16.7, of eight with four 8.8 in
+# bf16.
 _LAYER_US, _PART_US, _NUMBER_US, _OWN_US = 1.37, 0.95, 2.7e-5, 0.7
 
 

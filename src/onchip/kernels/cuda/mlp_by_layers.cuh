@@ -44,8 +44,8 @@ struct Training {
 
 // -- sums -----------------------------------------------------------------------------------------------------------
 
-// Numbers of a row from sums of BATCH rows by 8 NT columns: in groups, a thread each. Neighbours have rows that follow each
-// other, so what they write lies in other banks, and what they send side by side.
+// Sums of BATCH rows by 8 NT columns, in groups of neighbours of a row, as they are sent. Neighbouring threads have rows that
+// follow each other, so what they write to strips lies in other banks, and what they send side by side.
 template <int NT, int BATCH, int GROUP>
 struct Groups {
     static constexpr int ALL = BATCH * 8 * NT / GROUP, COUNT = (ALL + CREW - 1) / CREW;  // of a thread, at most

@@ -101,8 +101,8 @@ struct Post {
         }
         return !is_late;
     }
-    // PIECES, by all threads or those of a team: take(n, four words), which are 0 from the n-th on that is not `there`. The n-th
-    // is which(n), and that which is THREADS behind the n-th lies as far behind it.
+    // PIECES, by all threads or those of a team: take(n, four words). Those behind the first `there` are 0 and not asked for. The
+    // n-th is which(n), and the one THREADS behind it lies as far behind.
     template <int PIECES, int THREADS = CREW, class Which, class Take>
     __device__ __forceinline__ bool receive(int there, const Which& which, const Take& take) const {
         constexpr int EACH = (PIECES + THREADS - 1) / THREADS, MOST = THREADS == CREW ? 20 : 10, AT_ONCE = EACH < MOST ? EACH : MOST;

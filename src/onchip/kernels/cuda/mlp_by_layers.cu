@@ -120,12 +120,64 @@ struct Columns {
     }
 };
 
+// What own units give: from their sums, to whoever waits for it.
+// given  sums; then what the units give
+// scale  of the sums; biases are added by words alone
+template <class S, class K, int l>
+__device__ __forceinline__ void give(typename S::Own& given, const typename S::Tiles& to, int block, int own_units,
+                                     const float* biases, float scale, float slope) {
+    using Own = typename S::Own;
+    constexpr int GROUP = S::Tiles::GROUP;
+#pragma unroll
+    for (int n = 0; n < Own::COUNT; ++n) {
+        const int unit = Own::column(n);
+        if (!Own::is_there(n) || unit >= own_units) break;
+#pragma unroll
+        for (int i = 0; i < GROUP; ++i) {
+            const float sum = S::by_words(l) ? given.v[n][i] + biases[unit + i] : scale * given.v[n][i];
+            given.v[n][i] = block * 8 * S::OWN + unit + i < S::at(l) ? activate<K::of(l)>(sum, slope) : 0.0f;
+        }
+        to.send(block * S::OWN + unit / 8, Own::row(n), unit % 8, given.v[n]);
+    }
+}
+// Gradients of own units by what goes into their activation: to shared memory in parts, and to the layer before.
+// made   gradients by what the units give; then by what goes in
+// room   (ROWS, own units) in parts
+template <class S, class K, int l>
+__device__ __forceinline__ void give_back(typename S::Own& made, const typename S::Own& given, char* room,
+                                          const typename S::Tiles& to, int block, int own_units, float slope) {
+    using Own = typename S::Own;
+    constexpr int GROUP = S::Tiles::GROUP, PARTS = S::PARTS;
+#pragma unroll
+    for (int n = 0; n < Own::COUNT; ++n) {
+        const int unit = Own::column(n), row = Own::row(n);
+        if (!Own::is_there(n) || unit >= own_units) break;
+#pragma unroll
+        for (int i = 0; i < GROUP; ++i) {
+            const float by_sum = through(K::of(l), slope, made.v[n][i], given.v[n][i]);
+            made.v[n][i] = block * 8 * S::OWN + unit + i < S::at(l) ? by_sum : 0.0f;
+        }
+        u32 parts[GROUP / 2][PARTS];
+#pragma unroll
+        for (int i = 0; i < GROUP / 2; ++i) split_two(parts[i], made.v[n][2 * i], made.v[n][2 * i + 1]);
+#pragma unroll
+        for (int i = 0; i < PARTS; ++i) {
+            char* const at = room + place_in_strips<ROWS>(row, i * 8 * S::OWN + unit);
+            if constexpr (GROUP == 8)
+                *reinterpret_cast<uint4*>(at) = {parts[0][i], parts[1][i], parts[2][i], parts[3][i]};
+            else
+                *reinterpret_cast<uint2*>(at) = {parts[0][i], parts[1][i]};
+        }
+        if constexpr (l > 1) to.send(block * S::OWN + unit / 8, row, unit % 8, made.v[n]);
+    }
+}
+
 // All turns of a block of hidden layer l. False: it waited in vain.
 template <class S, class K, u32 OPTIMISER, int l>
 __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* room, int block, int team) {
     using R = HiddenRoom<S, l>;
     using Own = typename S::Own;
-    constexpr int L = S::L, PARTS = S::PARTS, OWN = S::OWN, GROUP = S::Tiles::GROUP;
+    constexpr int L = S::L, PARTS = S::PARTS, OWN = S::OWN;
     __shared__ Rule rule;
     const LayerPlaces places = run.places(l);
     const LayerFacts& facts = run.facts[l - 1];
@@ -175,11 +227,12 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     for (long long step = orders.first_step; of_whole_warps(step < orders.steps); ++step, ++turn) {
         bool is_there = true;
         u32 coming = 0;
-        // What a block does while it waits for others. Weights as they are since the last step: those of the layer behind are one
-        // team's to receive, the last layer's the other's, so both wait at the same time. No word is waited for by itself.
+        // What a block does while it waits for others. Weights as they are since the last step: those of the layer behind are
+        // one team's to receive, the last layer's the other's, so both wait at the same time. No word is waited for alone.
         const auto prepare = [&]() {
             u32 word = 0;  // of the rule
-            if (threadIdx.x < sizeof(Rule) / 4) word = reinterpret_cast<const u32*>(run.mine(run.rules) + step)[threadIdx.x];
+            if (threadIdx.x < sizeof(Rule) / 4)
+                word = reinterpret_cast<const u32*>(run.mine(run.rules) + step)[threadIdx.x];
             if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
             if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(orders.of(step));
             if (of_whole_warps(step > orders.first_step)) {
@@ -208,26 +261,17 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
                 if (of_whole_warps(__syncthreads_or(!is_there))) return false;
             }
             const Strips<8 * S::strips(l - 1), true> told(shared_at(rest + R::WEIGHTS));
-            multiply_rows_of<S::input_parts(l), S::strips(l - 1) / 2, l == 1 ? R::FIXED : 0>(c, input, further, S::input_bytes(l),
-                                                                                             told, team);
+            multiply_rows_of<S::input_parts(l), S::strips(l - 1) / 2, l == 1 ? R::FIXED : 0>(
+                c, input, further, S::input_bytes(l), told, team);
             given.template add_teams<PARTS>(c, sums, team, true);
         } else {
-            is_there = before.receive({run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms}, team) && is_there;
+            const typename S::Tiles from(run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms);
+            is_there = before.receive(from, team) && is_there;
             before.multiply(c, shared_at(rest + R::WEIGHTS), team);
             if (!given.template add_teams<PARTS>(c, sums, team, is_there)) return false;
         }
         const typename S::Tiles to(places.forward, S::tiles(l), turn, run.deadline_ms);
-#pragma unroll
-        for (int n = 0; n < Own::COUNT; ++n) {
-            const int unit = Own::column(n);
-            if (!Own::is_there(n) || unit >= own_units) break;
-#pragma unroll
-            for (int i = 0; i < GROUP; ++i) {
-                const float sum = S::by_words(l) ? given.v[n][i] + biases[unit + i] : scale * given.v[n][i];
-                given.v[n][i] = block * 8 * OWN + unit + i < S::at(l) ? activate<K::of(l)>(sum, slope) : 0.0f;
-            }
-            to.send(block * OWN + unit / 8, Own::row(n), unit % 8, given.v[n]);
-        }
+        give<S, K, l>(given, to, block, own_units, biases, scale, slope);
         if constexpr (S::by_words(l)) before.put(room, S::input_bytes(l), team);
         if constexpr (l == 1) {
             prepare();  // first, for whoever asks while pixels are on their way is answered behind them
@@ -252,28 +296,11 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
                 outputs.make_hidden(Columns<PARTS, OWN, decltype(columns)>{c, columns, team});
                 __syncthreads();  // sums of outputs have been read: these lie there, too
             } else {
-                multiply_rows_of<PARTS, S::behind(l + 1) / 2, 0>(c, shared_at(rest + R::BEHIND), 0, S::behind(l + 1) * ROWS_STRIP,
-                                                                 columns, team);
+                multiply_rows_of<PARTS, S::behind(l + 1) / 2, 0>(c, shared_at(rest + R::BEHIND), 0,
+                                                                 S::behind(l + 1) * ROWS_STRIP, columns, team);
             }
             made.template add_teams<PARTS>(c, sums, team, true);
-#pragma unroll
-            for (int n = 0; n < Own::COUNT; ++n) {
-                const int unit = Own::column(n), row = Own::row(n);
-                if (!Own::is_there(n) || unit >= own_units) break;
-#pragma unroll
-                for (int i = 0; i < GROUP; ++i)
-                    made.v[n][i] = block * 8 * OWN + unit + i < S::at(l) ? through(K::of(l), slope, made.v[n][i], given.v[n][i]) : 0.0f;
-                u32 parts[GROUP / 2][PARTS];
-#pragma unroll
-                for (int i = 0; i < GROUP / 2; ++i) split_two(parts[i], made.v[n][2 * i], made.v[n][2 * i + 1]);
-#pragma unroll
-                for (int i = 0; i < PARTS; ++i) {
-                    u32* const to = reinterpret_cast<u32*>(rest + R::GRADIENTS + place_in_strips<ROWS>(row, i * 8 * OWN + unit));
-                    if constexpr (GROUP == 8) *reinterpret_cast<uint4*>(to) = {parts[0][i], parts[1][i], parts[2][i], parts[3][i]};
-                    else *reinterpret_cast<uint2*>(to) = {parts[0][i], parts[1][i]};
-                }
-                if constexpr (l > 1) back.send(block * OWN + unit / 8, row, unit % 8, made.v[n]);
-            }
+            give_back<S, K, l>(made, given, rest + R::GRADIENTS, back, block, own_units, slope);
         } else {
             outputs.make_hidden(OwnUnits<PARTS, OWN>{rest + R::GRADIENTS, block * 8 * OWN, team});
         }

@@ -101,17 +101,19 @@ struct Post {
         }
         return !is_late;
     }
-    // PIECES, by all threads or those of a team: take(n, four words). Those behind the first `there` are 0 and not asked for. The
-    // n-th is which(n), and the one THREADS behind it lies as far behind.
+    // PIECES, by all threads or those of a team: take(n, four words). Those behind the first `there` are 0 and not asked for.
+    // The n-th is which(n), and the one THREADS behind it lies as far behind.
     template <int PIECES, int THREADS = CREW, class Which, class Take>
     __device__ __forceinline__ bool receive(int there, const Which& which, const Take& take) const {
-        constexpr int EACH = (PIECES + THREADS - 1) / THREADS, MOST = THREADS == CREW ? 20 : 10, AT_ONCE = EACH < MOST ? EACH : MOST;
+        constexpr int EACH = (PIECES + THREADS - 1) / THREADS, MOST = THREADS == CREW ? 20 : 10;
+        constexpr int AT_ONCE = EACH < MOST ? EACH : MOST;
         delay();
         bool are_there = true;
 #pragma unroll 1
         for (int next = threadIdx.x % THREADS; are_there && next < PIECES; next += AT_ONCE * THREADS) {
             u32 words[AT_ONCE][4];
-            are_there = look(words, which(next), [](int i) { return i * THREADS; }, [=](int i) { return next + i * THREADS < there; });
+            are_there = look(words, which(next), [](int i) { return i * THREADS; },
+                             [=](int i) { return next + i * THREADS < there; });
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 if (next + i * THREADS >= PIECES) break;

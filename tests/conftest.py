@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -19,6 +20,8 @@ from onchip.runtime import cpu
 
 SRC = Path(__file__).parent.parent / "src"
 os.environ["ONCHIP_QUIET"] = "1"  # what is said to be compiled depends on what ran before
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job: what tests stop would not hear it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # -- one machine for all plans -----------------------------------------------------------------------------

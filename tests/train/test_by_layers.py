@@ -178,6 +178,15 @@ def test_where_many_wait_each_has_fewer_blocks(precision, count, blocks, at_once
     assert together.blocks * together.networks <= H200.units
 
 
+def test_a_rule_of_each_layer_counts_as_shared_memory():
+    one = lowering_of(752, 256, 128, 64, 10, precision="bf16")
+    full = dataclasses.replace(one, device=dataclasses.replace(H200, fast_bytes=one.shared_bytes + 4 * 32))
+    assert full.fits
+    assert not dataclasses.replace(one, device=dataclasses.replace(H200, fast_bytes=one.shared_bytes + 4 * 32 - 1)).fits
+    tight = dataclasses.replace(H200, fast_bytes=one.shared_bytes)
+    assert "does not fit" in lowering_of(752, 256, 128, 64, 10, precision="bf16", device=tight)
+
+
 @pytest.mark.parametrize(
     ("widths", "job", "why"),
     [((20, 9, 5), {"byte_scale": 0.0}, "rows of pixels"), ((20, 9, 5), {"batch": 65}, "at most 64 rows"),

@@ -152,7 +152,7 @@ struct HiddenRoom {
     static constexpr int BEHIND = GRADIENTS + S::PARTS * S::OWN * ROWS_STRIP;  // (ROWS, units of l + 1), part behind part
     static constexpr int COLUMNS = BEHIND + S::PARTS * BEHIND_STRIPS * ROWS_STRIP;  // (own units in parts, units of l + 1)
     using Outputs = OutputRoom<S, COLUMNS + COLUMN_STRIPS * COLUMN_STRIP>;
-    static constexpr int SUMS = HAS_OUTPUTS ? Outputs::SUMS : Outputs::WEIGHTS;  // (TEAMS, ROWS, own units) float32
+    static constexpr int SUMS = HAS_OUTPUTS ? Outputs::SUMS : Outputs::WEIGHTS;  // (TEAMS, ROWS, Own::PITCH) float32
     static constexpr int SUM_BYTES = S::Own::BYTES;
     static constexpr int IDS = SUMS + (HAS_OUTPUTS ? larger(SUM_BYTES, Outputs::SUM_BYTES) : SUM_BYTES);  // (3, BATCH)
     static constexpr int REST_BYTES = IDS + 3 * S::BATCH * 4, INPUT_BYTES = S::input_parts(l) * S::input_bytes(l);

@@ -12,7 +12,7 @@ from typing import Self
 
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.mlp_resident import DEADLINE_MS, MOST_LAYERS, MOST_OUTPUTS, UNITS
+from onchip.kernels.cuda.mlp_resident import DEADLINE_MS, MOST_LAYERS, MOST_OUTPUTS, RULE_BYTES, UNITS
 from onchip.kernels.cuda.mlp_train import TrainLowering, price_of
 from onchip.kernels.cuda.mlp_train_bytes import ByteRows
 from onchip.kernels.cuda.program import (
@@ -46,9 +46,10 @@ MOST_OWN = 8  # strips of a product: tiles that a block owns, times the parts of
 _BUDGET = Budget(registers=255, spill_bytes=320)
 # Of a step on an H200: what it waits for, for each layer and part; each number that a block is given; a further tile of
 # a block, for want of registers. Measured with 784-320-160-10, 16 to 64 rows, in bf16, tf32 and fp32; of 64 rows an
-# epoch takes 6.7, 7.8 and 10.4 ms, of four networks with two tiles a block 7.7, 9.5 and 16.7, of eight with four 8.8 in
-# bf16.
+# epoch took 6.7, 7.8 and 10.4 ms by events, of four networks with two tiles a block 7.7, 9.5 and 16.7, of eight with
+# four 8.8 in bf16. With more than that, by parts of a number, what is spilled was not measured.
 _LAYER_US, _PART_US, _NUMBER_US, _OWN_US = 1.37, 0.95, 2.7e-5, 0.7
+_OWN_OF_MANY = {1: 4, 2: 2, 3: 2}
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,17 @@ class ByLayersLowering(TrainLowering):
     def for_networks(self, count: int) -> Self:
         """Fewer blocks, each the owner of more, where so many networks should be done sooner by that."""
         best, best_us = self, math.inf
-        for own in range(self.own, MOST_OWN // self.parts + 1):
+        for own in range(self.own, max(self.own, _OWN_OF_MANY[self.parts]) + 1):
             made = replace(self, own=own)
             at_once = self.device.units // made.blocks
-            if made.shared_bytes <= self.device.fast_bytes and (us := -(-count // at_once) * made.step_us) < best_us:
+            if made.fits and (us := -(-count // at_once) * made.step_us) < best_us:
                 best, best_us = replace(made, networks=split_evenly(count, at_once)), us
         return best
+
+    @property
+    def fits(self) -> bool:
+        """A multiprocessor has room for a block, and for a rule of each layer's."""
+        return self.shared_bytes + RULE_BYTES * len(self.layers) <= self.device.fast_bytes
 
     @property
     def step_us(self) -> float:
@@ -227,7 +233,7 @@ def make_lowering(chain: Chain, job: Job, device: Device) -> ByLayersLowering | 
         lowering = ByLayersLowering(layers, job, device, own=own, rows=rows)
         if lowering.blocks > device.units:
             continue
-        if lowering.shared_bytes > device.fast_bytes:
+        if not lowering.fits:
             return f"does not fit: {lowering.shared_bytes:,} B of shared memory, a block has {device.fast_bytes:,} B"
         if own * lowering.parts > MOST_OWN:
             break

@@ -132,8 +132,9 @@ __device__ __forceinline__ u32 round_to_even_bits(float v) {
 }
 
 // Tiles of 8 units x BATCH rows, a tile behind the other: strips of bf16, part behind part, so that whoever takes them has
-// nothing to split. Three parts would be more than the number, and more takes longer: an epoch of digits in fp32 13.6 ms
-// instead of 11.4. Of few rows it does not pay: tf32 took 9.0 instead of 9.3 ms at batch 64, but 26.0 instead of 25.6 at 16.
+// nothing to split. Three parts would be more than the number, and more took longer when it was tried: an epoch of digits in
+// fp32 13.6 ms instead of 11.4. Of few rows it does not pay: tf32 took 9.0 instead of 9.3 ms at batch 64, but 26.0 instead of
+// 25.6 at 16.
 // Else float32, four units of all rows and then the other four, so that rows of a piece each lie side by side.
 template <int PARTS, int BATCH>
 struct TilePost {

@@ -42,6 +42,7 @@ MOST_OUTPUTS, MOST_LAYERS = 32, 15
 ROWS = (16, 32, 64)  # of a group, at most so many
 MOST_BYTES = 226 << 10  # of shared memory that is asked for
 MOST_PARTS = 8192  # floats of parts of sums
+RULE_BYTES = 32  # of a step's, which the kernel has in shared memory besides
 DEADLINE_MS = 10_000  # that a block waits for the others
 _BUDGET = Budget(registers=128, spill_bytes=640)  # what waits while blocks wait for each other
 _OWNERS_BUDGET = Budget(registers=128, spill_bytes=960)  # of blocks that own more than alone
@@ -102,7 +103,7 @@ class ResidentLowering(TrainLowering):
             splits = min(WARPS // row_tiles, -(-layer.N // 16), 1 + room // (row_tiles * 128))
             if (splits - 1) * row_tiles * 128 > self._part_floats:
                 return False
-        return self.shared_bytes <= self.device.fast_bytes
+        return self.shared_bytes + RULE_BYTES <= self.device.fast_bytes
 
     def own(self, layer: int) -> int:
         """Units of a hidden layer, the first being 1, that a block owns, at most."""

@@ -170,7 +170,15 @@ def test_pixels_in_small_batches_are_trained_layer_by_layer(batch, precision):
 
 @pytest.mark.parametrize(
     ("precision", "count", "blocks", "at_once"),
-    [("bf16", 2, 61, 2), ("bf16", 4, 31, 4), ("bf16", 8, 16, 8), ("tf32", 8, 31, 4), ("fp32", 8, 31, 4)],
+    [
+        ("bf16", 2, 61, 2),
+        ("bf16", 4, 31, 4),
+        ("bf16", 8, 16, 8),
+        ("bf16", 10, 22, 5),
+        ("tf32", 8, 31, 4),
+        ("tf32", 16, 31, 4),
+        ("fp32", 8, 31, 4),
+    ],
 )
 def test_where_many_wait_each_has_fewer_blocks(precision, count, blocks, at_once):
     together = lowering_of(784, 320, 160, 10, precision=precision).for_networks(count)

@@ -208,6 +208,13 @@ def test_every_block_owns_something(widths, batch):
     assert all(own % UNITS == 0 for own in map(lowering.own, range(1, len(widths) - 1)))
 
 
+def test_a_rule_counts_as_shared_memory():
+    one = lowering_of(784, 320, 160, 10, batch=64)
+    for bytes_left, fits in ((32, True), (31, False)):
+        device = dataclasses.replace(H200, fast_bytes=one.shared_bytes + bytes_left)
+        assert dataclasses.replace(one, device=device).fits is fits
+
+
 @pytest.mark.parametrize("job", [{"batch": 16}, {"batch": 64}, {"batch": 64, "optimiser": "momentum"}])
 def test_networks_share_a_chip(job):
     alone = lowering_of(784, 320, 160, 10, byte_scale=1 / 255, **job)

@@ -30,7 +30,7 @@ UNSEEN static void deliver(unsigned block) {
 static unsigned block_number() { return blockIdx.y * gridDim.x + blockIdx.x; }
 
 static unsigned cluster_rank() { return blockIdx.x % emulated::cluster; }
-static void store_to_block(float* at, unsigned rank, float v) {
+UNSEEN static void store_to_block(float* at, unsigned rank, float v) {
     auto* const letter = static_cast<emulated::Letter*>(malloc(sizeof(emulated::Letter)));
     const unsigned to = block_number() / emulated::cluster * emulated::cluster + rank;
     emulated::Letter*& box = emulated::letters[to % emulated::BOXES];
@@ -53,7 +53,7 @@ UNSEEN static void wait_for_cluster() {
             of_block.arrived = 0;
             ++of_block.generation;
             ++emulated::moves;
-            ++emulated::epoch;
+            emulated::now->since = ++emulated::epoch;
             ++emulated::arrivals[block_number()];
         } else {
             emulated::pause();

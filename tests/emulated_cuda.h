@@ -81,6 +81,7 @@ struct Block {
     unsigned long long words[2][MOST_THREADS];  // of a shuffle; the next one has the others
     bool is_done, waits, yields;                // waits: for other blocks; yields: could go on
     bool is_spoilt;                             // its shared memory, which a launch asks for
+    unsigned since;                             // epoch of its last barrier: what it did before is ordered
     long found_at;                              // of __syncthreads_or: which barrier, and what was found there
     bool found[2];
     char *stacks, *shared;                      // shared: what it had when it was put aside
@@ -101,20 +102,6 @@ static long* arrivals OURS = nullptr;  // of each block: how often it has come t
 alignas(PAGE) static char room[MOST_SHARED + PAGE] OURS = {};  // what launches ask for, at the end of all but a page
 static int asked_bytes OURS = 0;
 
-// Without what fibers have no use for before they write it: copies are most of a block.
-void Block::begin() {
-    for (int i = 0; i < threads; ++i) {
-        Fiber& fiber = fibers[i];
-        fiber.has_begun = fiber.is_done = false;
-        fiber.copy_count = fiber.group_count = fiber.exchanges = 0;
-    }
-    of_block = {};
-    memset(of_warps, 0, sizeof of_warps);
-    memset(of_teams, 0, sizeof of_teams);
-    is_done = is_spoilt = waits = found[0] = found[1] = false;
-    found_at = 0;
-}
-
 static void pause() {
     if (!_setjmp(now->fibers[running].at)) _longjmp(scheduler, 1);
 }
@@ -134,11 +121,27 @@ static void check_16(const volatile void* at) {
 
 namespace emulated {
 
+// Without what fibers have no use for before they write it: copies are most of a block.
+void Block::begin() {
+    for (int i = 0; i < threads; ++i) {
+        Fiber& fiber = fibers[i];
+        fiber.has_begun = fiber.is_done = false;
+        fiber.copy_count = fiber.group_count = fiber.exchanges = 0;
+    }
+    of_block = {};
+    memset(of_warps, 0, sizeof of_warps);
+    memset(of_teams, 0, sizeof of_teams);
+    is_done = is_spoilt = waits = found[0] = found[1] = false;
+    found_at = 0;
+    since = ++epoch;
+}
+
 // epoch: counts how often all have come
-static void arrive(Barrier& barrier, int all, unsigned* epoch = nullptr) {
+UNSEEN static void arrive(Barrier& barrier, int all, unsigned* epoch = nullptr) {
     const long generation = barrier.generation;
     if (++barrier.arrived == all) {
         if (epoch) ++*epoch;
+        if (epoch == &emulated::epoch) now->since = *epoch;
         barrier.arrived = 0;
         ++barrier.generation;
         ++moves;
@@ -176,7 +179,11 @@ static void resume(int thread) {
     Fiber& fiber = now->fibers[thread];
     running = thread;
     threadIdx.x = thread;
-    if (_setjmp(scheduler)) return;
+    if (_setjmp(scheduler)) {
+        in_kernel = false;
+        return;
+    }
+    in_kernel = true;
     if (fiber.has_begun) _longjmp(fiber.at, 1);
     fiber.has_begun = true;
     getcontext(&fresh);
@@ -257,7 +264,6 @@ static void run_blocks(unsigned count) {
                 now->begin();
             }
             blockIdx = {i % gridDim.x, i / gridDim.x};
-            ++epoch;  // what other blocks had there is no matter
             run_block();
             if (now->is_done) {  // what it had is the next one's
                 waiting[i] = nullptr;
@@ -308,6 +314,7 @@ const char* launch(void (*)(P...), unsigned blocks, unsigned down, unsigned bloc
     sigaction(SIGSEGV, &ours, &before);
     run_blocks(blocks * down);
     sigaction(SIGSEGV, &before, nullptr);
+    end_judging();
     free(arrivals);
     return failure;
 }
@@ -386,8 +393,12 @@ static unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned l
 static float __fdividef(float a, float b) { return a / b; }
 #define __expf expf  // the C library has one of its own
 static int __ffs(unsigned bits) { return __builtin_ffs(bits); }
-UNSEEN static unsigned atomicAdd(unsigned* at, unsigned by) { return (*at += by) - by; }
+UNSEEN static unsigned atomicAdd(unsigned* at, unsigned by) {
+    emulated::acquire(at), emulated::release(at);
+    return (*at += by) - by;
+}
 UNSEEN static unsigned long long atomicMin(unsigned long long* at, unsigned long long v) {
+    emulated::acquire(at), emulated::release(at);
     const unsigned long long before = *at;
     if (v < before) *at = v;
     return before;
@@ -428,20 +439,23 @@ alignas(1024) static char shared_base;  // where shared memory's 32-bit addresse
 static size_t __cvta_generic_to_shared(const void* at) { return static_cast<const char*>(at) - &shared_base; }
 
 // A value and its flag, for blocks that may already look: what they found until now must have been nothing.
-static void ptx_store_b128(void* to, unsigned long long low, unsigned long long high) {
+UNSEEN static void ptx_store_b128(void* to, unsigned long long low, unsigned long long high) {
     const unsigned long long nothing[] = {0, 0}, both[] = {low, high};
     emulated::check_16(to);
     if (memcmp(to, nothing, 16)) emulated::fail("published where it was not cleared");
+    emulated::release(to);
     memcpy(to, both, 16);
 }
-static void ptx_store_tagged(void* to, unsigned long long low, unsigned long long high) {
+UNSEEN static void ptx_store_tagged(void* to, unsigned long long low, unsigned long long high) {
     const unsigned long long both[] = {low, high};
     emulated::check_16(to);
+    emulated::release(to);
     memcpy(to, both, 16);
     ++emulated::moves;
 }
-static void ptx_load_b128(unsigned long long& low, unsigned long long& high, const void* from) {
+UNSEEN static void ptx_load_b128(unsigned long long& low, unsigned long long& high, const void* from) {
     emulated::check_16(from);
+    emulated::acquire(from);
     memcpy(&low, from, 8);
     memcpy(&high, static_cast<const char*>(from) + 8, 8);
 }
@@ -465,6 +479,7 @@ static void ptx_wait_for_groups(int left) {
             fiber.copies[kept++] = copy;
             continue;
         }
+        emulated::touch(copy.from, copy.bytes, false);
         emulated::touch(copy.to, copy.width, true);
         memset(copy.to, 0, copy.width);
         memcpy(copy.to, copy.from, copy.bytes);
@@ -586,15 +601,20 @@ static void ptx_widen_bytes(unsigned& made, unsigned word, unsigned which, unsig
         made |= __float_as_uint(a < b ? a : b) >> 16 << 16 * i;
     }
 }
-static void ptx_store_word(void* to, unsigned word) { *static_cast<unsigned*>(to) = word; }
-static void ptx_store_four(void* to, unsigned a, unsigned b, unsigned c, unsigned d) {
+UNSEEN static void ptx_store_word(void* to, unsigned word) {
+    emulated::release(to);
+    *static_cast<unsigned*>(to) = word;
+}
+UNSEEN static void ptx_store_four(void* to, unsigned a, unsigned b, unsigned c, unsigned d) {
     emulated::check_16(to);
     const unsigned words[] = {a, b, c, d};
+    emulated::release(to);
     memcpy(to, words, 16);
 }
-static void ptx_load_four(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const void* from) {
+UNSEEN static void ptx_load_four(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const void* from) {
     emulated::check_16(from);
     const unsigned* words = static_cast<const unsigned*>(from);
+    for (int i = 0; i < 4; ++i) emulated::acquire(words + i);  // each may have another writer
     a = words[0], b = words[1], c = words[2], d = words[3];
 }
 static void ptx_time(unsigned long long& now) {

@@ -31,7 +31,8 @@ HEADER = Path(__file__).parent / "emulated_cuda.h"
 COMPILE = [
     "g++", "-std=c++20", "-O1", "-ffp-contract=off", "-fno-gnu-unique", "-w", "-U_FORTIFY_SOURCE", "-fPIC",
 ]  # fmt: skip
-SANITIZED = ["-fsanitize=thread"] if os.environ.get("EMULATED_RACES") else []
+FIND_RACES = ["-fsanitize=thread", "--param=tsan-distinguish-volatile=1"]
+SANITIZED = FIND_RACES if os.environ.get("EMULATED_RACES") else []
 needs_gxx = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("g++") is None,
     reason="no g++ on Linux: CUDA kernels cannot run on the host",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import emulated_cuda
-from emulated_cuda import Kernel, guarded_bytes, needs_gxx
+from emulated_cuda import FIND_RACES, Kernel, guarded_bytes, needs_gxx
 from onchip.kernels.cuda.program import Program
 
 pytestmark = needs_gxx
@@ -60,12 +60,77 @@ def test_what_nobody_has_written_is_no_number(tmp_path):
 
 
 def test_a_race_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(emulated_cuda, "SANITIZED", ["-fsanitize=thread"])
+    monkeypatch.setattr(emulated_cuda, "SANITIZED", FIND_RACES)
     source = tmp_path / "planted.cu"
     source.write_text(SOURCE.replace("__syncthreads();\n    if", "if"))
     made, given = np.zeros(1, np.float32), np.zeros(32, np.float32)
     with pytest.raises(AssertionError, match="a race: it reads what another writes"):
         Kernel(Program(source, "touch")).run(1, 32, (made.ctypes.data, given.ctypes.data, 3, 0), shared_bytes=128)
+
+
+RACES = """
+__device__ void publish(unsigned* at, unsigned word) {
+    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" :: "l"(at), "r"(word) : "memory");
+}
+__device__ unsigned look(const unsigned* at) {
+    unsigned v[4];
+    asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(at) : "memory");
+    return v[0];
+}
+// The first block's last thread writes a neighbour's element with its own, as a vector store does.
+__global__ void neighbours(float* to) {
+    to[threadIdx.x] = 1.0f;
+    if (threadIdx.x == 63) to[0] = 1.0f;
+}
+__global__ void barrier_between(float* to) {
+    to[threadIdx.x] = 1.0f;
+    __syncthreads();
+    if (threadIdx.x == 63) to[0] = 1.0f;
+}
+__global__ void blocks_write(float* to) { to[threadIdx.x] = blockIdx.x; }
+__global__ void blocks_read(float* to) {
+    if (blockIdx.x == 1) to[threadIdx.x] += 1.0f;
+    else to[64 + threadIdx.x] = to[threadIdx.x];
+}
+// The second block waits for a word of the first one; ordered: which stores it after its other work, not before.
+template <bool IS_ORDERED>
+__global__ void blocks_wait(float* to) {
+    unsigned* const word = reinterpret_cast<unsigned*>(to + 64);
+    if (blockIdx.x == 0) {
+        if (!IS_ORDERED && threadIdx.x == 0) publish(word, 7);
+        to[threadIdx.x] = 1.0f;
+        __syncthreads();
+        if (IS_ORDERED && threadIdx.x == 0) publish(word, 7);
+    } else {
+        while (look(word) != 7) {
+            unsigned long long now;
+            asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now) :);
+        }
+        to[threadIdx.x] += 1.0f;
+    }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "blocks", "found"),
+    [("neighbours", 1, "it writes what others touch"), ("barrier_between", 1, ""),
+     ("blocks_write", 2, "it writes what others touch"), ("blocks_read", 2, "it writes what others touch"),
+     ("blocks_read", 1, ""), ("blocks_wait<true>", 2, ""), ("blocks_wait<false>", 2, "it reads what another writes")],
+)  # fmt: skip
+def test_a_race_for_global_memory_is_found(kernel, blocks, found, tmp_path, monkeypatch):
+    monkeypatch.setattr(emulated_cuda, "SANITIZED", FIND_RACES)
+    source = tmp_path / "planted.cu"
+    source.write_text(RACES)
+    pointer, kept = guarded_bytes(4 * 128)
+    kept[:] = 0
+    run = Kernel(Program(source, kernel)).run
+    if found:
+        with pytest.raises(AssertionError, match=f"a race for global memory: {found}"):
+            run(blocks, 64, (pointer,))
+    else:
+        run(blocks, 64, (pointer,))
 
 
 def test_a_barrier_that_some_do_not_reach_fails(tmp_path):

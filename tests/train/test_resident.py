@@ -8,8 +8,9 @@ import shutil
 import numpy as np
 import pytest
 
+import emulated_cuda
 from checks import rows
-from emulated_cuda import kernel_of, needs_gxx
+from emulated_cuda import FIND_RACES, kernel_of, needs_gxx
 from emulated_engine import emulate_device
 from onchip.errors import KernelError
 from onchip.kernels.chain import find_chain
@@ -165,6 +166,18 @@ def test_emulated_bits_depend_neither_on_where_launches_end_nor_on_delays(blocks
     assert_same_bits(whole, fit(run.net, x, y, debug=True, **options))  # a launch a step
     delay_at_random(monkeypatch, ResidentLowering)
     assert_same_bits(whole, fit(run.net, x, y, **options))
+
+
+@needs_gxx
+@pytest.mark.parametrize("blocks", [6], indirect=True)
+@pytest.mark.parametrize("optimiser", [{"momentum": 0.9, "lr": 0.05}, {"optimiser": "adam", "lr": 0.003}])
+def test_each_moment_belongs_to_one_thread(optimiser, blocks, monkeypatch):
+    """A row of 50 or 33 weights ends within a vector of four; the element after it is its bias, another thread's."""
+    monkeypatch.setattr(emulated_cuda, "SANITIZED", FIND_RACES)
+    kernel_of.cache_clear()
+    net, x, y, training = case(50, 33, 17, 3, n=17, batch_size=7, **optimiser)
+    fit(net, x, y, epochs=1, device="cuda", **training)
+    kernel_of.cache_clear()
 
 
 # -- as data -----------------------------------------------------------------------------------------------------

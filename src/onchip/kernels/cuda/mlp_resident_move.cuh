@@ -15,17 +15,18 @@ struct LayerFacts {
     u32 has_bias, slope;  // slope: of a LeakyReLU
 };
 
-// The numbers that an optimiser keeps lie in memory, where nobody else has to do with them.
+// The optimiser's moments of V adjacent weights, of which `left` belong to the row. They stay in global memory, and each
+// is loaded and stored by one thread alone: the next element after a row's weights is its bias, which has another thread.
 template <u32 OPTIMISER, int V>
 struct KeptHere {
     float mean[V] = {}, square[V] = {};
-    __device__ __forceinline__ KeptHere(const float* mean_at, const float* square_at, long long at) {
-        if constexpr (OPTIMISER != SGD) load_several<true>(mean, mean_at + at);
-        if constexpr (OPTIMISER == ADAM) load_several<true>(square, square_at + at);
+    __device__ __forceinline__ KeptHere(const float* mean_at, const float* square_at, long long at, int left = V) {
+        if constexpr (OPTIMISER != SGD) load_first(mean, mean_at + at, left);
+        if constexpr (OPTIMISER == ADAM) load_first(square, square_at + at, left);
     }
-    __device__ __forceinline__ void store(float* mean_at, float* square_at, long long at) const {
-        if constexpr (OPTIMISER != SGD) store_several(mean_at + at, mean);
-        if constexpr (OPTIMISER == ADAM) store_several(square_at + at, square);
+    __device__ __forceinline__ void store(float* mean_at, float* square_at, long long at, int left = V) const {
+        if constexpr (OPTIMISER != SGD) store_first(mean_at + at, mean, left);
+        if constexpr (OPTIMISER == ADAM) store_first(square_at + at, square, left);
     }
 };
 
@@ -46,15 +47,16 @@ __device__ __forceinline__ void move_rows(const Gradients<P, R, INPUTS, UNITS>& 
             const int unit = first + 2 * q + w;
             if (unit >= N || input >= INPUTS) continue;
             const long long at = static_cast<long long>(unit) * facts.stride + input;
-            KeptHere<OPTIMISER, R> kept(state.mean, state.square, at);
+            const int left = INPUTS % R ? INPUTS - input : R;
+            KeptHere<OPTIMISER, R> kept(state.mean, state.square, at, left);
             float* const here = weights + (mine * 8 + 2 * q + w) * pitch + input;
             float now[R], by[R];
             load_across<R>(now, here);
 #pragma unroll
             for (int j = 0; j < R; ++j) by[j] = scale * gradients.sums[i][j / 2][j % 2 * 2 + w];
-            move(OPTIMISER, rule, by, now, kept.mean, kept.square, INPUTS - input);
+            move(OPTIMISER, rule, by, now, kept.mean, kept.square, left);
             store_several(here, now);
-            kept.store(state.mean, state.square, at);
+            kept.store(state.mean, state.square, at, left);
         }
         if (tile > 0) continue;
         float by[1] = {gradients.shifts[i]};

@@ -46,13 +46,25 @@ __device__ __forceinline__ float4 through(u32 a, const float4& grad, const float
             through(CODE, slope, grad.w, out.w)};
 }
 
-// The first `left` of four numbers; a row has room for all of them.
-__device__ __forceinline__ void store_first(float* to, const float (&v)[4], int left) {
-    if (left >= 4) {
+// The first `left` of V adjacent elements of a row, in one access where all of them are the row's. The elements after
+// those may belong to another thread.
+template <int V>
+__device__ __forceinline__ void load_first(float (&v)[V], const float* from, int left) {
+    if (left >= V) {
+        load_several<true>(v, from);
+    } else {
+#pragma unroll
+        for (int i = 0; i < V - 1; ++i)  // by constants: a register has no run-time index
+            if (i < left) v[i] = __ldcg(from + i);
+    }
+}
+template <int V>
+__device__ __forceinline__ void store_first(float* to, const float (&v)[V], int left) {
+    if (left >= V) {
         store_several(to, v);
     } else {
 #pragma unroll
-        for (int i = 0; i < 3; ++i)  // by constants: a register has no run-time index
+        for (int i = 0; i < V - 1; ++i)
             if (i < left) to[i] = v[i];
     }
 }

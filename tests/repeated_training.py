@@ -1,8 +1,8 @@
 """Trainings on a GPU, each several times over: every run must have the bits of the first.
 
 `python tests/repeated_training.py [--repetitions 20] [--every 1]` runs every training kernel with every optimiser, last
-batches of 1, 3 and B - 1 rows and every precision, and prints the cases whose runs differ. Before each run the free
-memory of the GPU, and the shared memory of its SMs, are filled with another byte.
+batches of 1, 3 and B - 1 rows and every precision, and prints the cases whose runs differ. In each run the GPU memory
+that it takes, and before it the shared memory of the SMs, are filled with another byte.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pytest
 from onchip.errors import PlanError
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import LaunchConfig, Program
-from onchip.runtime.cuda.gpu import Gpu
+from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.spec.build import mlp
 from onchip.train.loop import fit
 from onchip.train.training_run import FitResult
@@ -37,7 +37,6 @@ OPTIMISERS = {
     "adamw": {"optimiser": "adamw", "lr": 0.003, "weight_decay": 0.1},
 }  # fmt: skip
 FILLS = (0x00, 0xFF, 0x7F)
-FILLED_BYTES = (1 << 30, *[1 << 20] * 64, *[1 << 14] * 256)  # buffers of several sizes: the driver keeps them apart
 
 
 @dataclass(frozen=True)
@@ -67,17 +66,28 @@ CASES = tuple(
 )
 
 
-def fill_free_memory(gpu: Gpu, byte: int) -> None:
-    """Memory that is taken next holds this byte, and so does the shared memory of every SM."""
-    device, buffers = gpu.device, [gpu.reserve(nbytes) for nbytes in FILLED_BYTES]
+def fill_memory(patch: pytest.MonkeyPatch, gpu: Gpu, byte: int) -> None:
+    """Memory that is taken from now on holds this byte, and so does the shared memory of every SM.
+
+    Freed memory that was filled does not do: the driver may clear it, or hand out other pages.
+    """
+    device, reserve, allocate = gpu.device, Gpu.reserve, Gpu.allocate
+
+    def fill(buffer: Buffer, stream: int) -> Buffer:
+        with gpu:
+            gpu.driver.cuMemsetD8Async(buffer.pointer, byte, buffer.nbytes, stream)
+            gpu.synchronise(stream)
+        return buffer
+
+    def allocate_filled(self: Gpu, nbytes: int, stream: int | None = None, row_bytes: int = 0) -> Buffer:
+        return fill(allocate(self, nbytes, stream, row_bytes), self.stream if stream is None else stream)
+
+    patch.setattr(Gpu, "allocate", allocate_filled)
+    patch.setattr(Gpu, "reserve", lambda self, *given: fill(reserve(self, *given), self.stream))
     function = gpu.load(Program(Path(__file__).parent / "fill_shared.cu", "fill_shared"), device.fast_bytes)
     config = LaunchConfig((2 * device.units, 1, 1), (512, 1, 1), device.fast_bytes)
     with gpu:
-        for buffer in buffers:
-            gpu.driver.cuMemsetD8Async(buffer.pointer, byte, buffer.nbytes, gpu.stream)
-        gpu.launch(
-            function, config, [ctypes.c_uint(byte * 0x01010101), ctypes.c_int(device.fast_bytes // 4)], gpu.stream
-        )
+        gpu.launch(function, config, [ctypes.c_uint(byte * 0x01010101), ctypes.c_int(device.fast_bytes // 4)])
         gpu.synchronise()
 
 
@@ -97,8 +107,9 @@ def judge_case(case: Case, repetitions: int) -> str:
             return "refused"
         gpu, differ = Gpu.get(0), 0
         for i in range(repetitions):
-            fill_free_memory(gpu, FILLS[i % len(FILLS)])
-            differ += digest(case.run()) != digest(first)
+            with patch.context() as filled:
+                fill_memory(filled, gpu, FILLS[i % len(FILLS)])
+                differ += digest(case.run()) != digest(first)
     return f"{case}: {differ} of {repetitions} runs differ from the first" if differ else ""
 
 

@@ -417,6 +417,9 @@ template <int PARTS, int OWN, int BATCH, u32 OPTIMISER, unsigned long long CODES
 __global__ void __launch_bounds__(CREW, 1) train_by_layers(const __grid_constant__ Training<sizeof...(W) - 1> run) {
     using S = Sizes<Widths<W...>, PARTS, OWN, BATCH>;
     extern __shared__ float room[];
+    // A network without a step in this launch: its blocks wait for no other, so none may store what another still loads.
+    const long long* const progress = run.mine(run.progress);
+    if (of_whole_warps(progress[0] * run.batch >= progress[1])) return;
     for (int i = threadIdx.x; i < most_bytes<S>() / 4; i += CREW) room[i] = 0.0f;
     __syncthreads();
     // As a number of the whole warp (of_whole_warps).

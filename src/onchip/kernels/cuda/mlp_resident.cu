@@ -87,6 +87,8 @@ __global__ void __launch_bounds__(TEAM, 1) train_resident(const __grid_constant_
     const int group = static_cast<int>(blockIdx.x) / BLOCKS;
     const bool is_teller = blockIdx.x % BLOCKS == 0;
     const long long first_step = progress[0], all = progress[1], steps = (all + run.batch - 1) / run.batch;
+    // A network without a step in this launch: its blocks wait for no other, so none may store what another still loads.
+    if (first_step >= steps) return;
     const auto read_ids = [&](long long step) -> u32 {
         const Turn<ROWS> turn(step, run.batch, all, group);
         const int row = threadIdx.x;

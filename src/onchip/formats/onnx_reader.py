@@ -254,8 +254,9 @@ def _modern(model: Any) -> tuple[Any, int]:
     opset = _opset(model)
     if opset >= OLDEST_OPSET:
         return model, opset
-    # In a process of its own: on a damaged file the converter, which is C++, may take the process with it.
-    command = [sys.executable, "-c", _CONVERT, str(OLDEST_OPSET)]
+    # In a process of its own: on a damaged file the converter, which is C++, may take the process with it. -P: without
+    # it, an onnx.py in the current folder would run.
+    command = [sys.executable, "-P", "-c", _CONVERT, str(OLDEST_OPSET)]
     try:
         done = subprocess.run(command, input=model.SerializeToString(), capture_output=True, timeout=CONVERT_SECONDS)
         *_, last_line = done.stderr.decode(errors="replace").strip().split("\n")

@@ -30,7 +30,8 @@ def bank_conflicts(ladder: str, B: int, launches: Mapping[str, int]) -> dict[str
     found = shutil.which("ncu")
     if found is None:
         raise DeviceError("ncu is not there", hint="install NVIDIA Nsight Compute")
-    command = [found, "--clock-control", "none", "--metrics", ",".join(METRICS), "--csv", sys.executable,
+    # -P: without it, modules of the current folder would run.
+    command = [found, "--clock-control", "none", "--metrics", ",".join(METRICS), "--csv", sys.executable, "-P",
                "-m", "onchip.ladders.profile", ladder, str(B), *launches]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -142,7 +142,8 @@ def run_ranks(count: int, args: Sequence[str], on_progress: OnProgress) -> int:
         home = str(Path(__file__).parents[2])
         before = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
         env = {**OPEN_MPI, **os.environ, SOCKET: path, "PYTHONPATH": os.pathsep.join([home, *before])}
-        command = [launcher, "-n", str(count), sys.executable, "-m", "onchip", *args]
+        # -P: without it, modules of the current folder would run.
+        command = [launcher, "-n", str(count), sys.executable, "-P", "-m", "onchip", *args]
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -104,6 +105,50 @@ def data_folder() -> Path:
     if not (given := os.environ.get("ONCHIP_DATA")):
         pytest.skip("no real data: ONCHIP_DATA is not set")
     return Path(given)
+
+
+# -- what somebody else puts where a file will be written ----------------------------------------------------
+
+PLANTS = ("link", "dangling link", "hard link", "pipe", "socket", "folder", "another user's")
+
+
+@pytest.fixture(params=PLANTS)
+def plant(request, tmp_path_factory, monkeypatch) -> Callable[[Path], Callable[[], bool]]:
+    """plant(path) puts something there that is no file of the user's own; what it gives says whether that is intact."""
+    kind, folder = request.param, tmp_path_factory.mktemp("others")
+    precious = folder / "precious"
+    precious.write_bytes(b"precious")
+
+    def put(path: Path) -> Callable[[], bool]:
+        if kind in ("link", "dangling link"):
+            path.symlink_to(precious if kind == "link" else folder / "new")
+        elif kind == "hard link":
+            os.link(precious, path)
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "socket":
+            monkeypatch.chdir(path.parent)  # the path of a socket is short
+            with socket.socket(socket.AF_UNIX) as bound:
+                bound.bind(path.name)
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            path.write_bytes(b"precious")
+            if os.geteuid():
+                pytest.skip("only root gives files to others")
+            os.chown(path, 12345, -1)
+        before = os.lstat(path)
+
+        def is_intact() -> bool:
+            after = os.lstat(path)
+            same = all(getattr(before, name) == getattr(after, name) for name in ("st_ino", "st_mode", "st_size"))
+            is_whole = kind != "another user's" or path.read_bytes() == b"precious"
+            names = sorted(os.listdir(folder))
+            return same and is_whole and names == ["precious"] and precious.read_bytes() == b"precious"
+
+        return is_intact
+
+    return put
 
 
 # -- the command line --------------------------------------------------------------------------------------

@@ -12,7 +12,16 @@ import pytest
 
 import onchip
 from onchip.errors import FormatError, InputError, OutputError
-from onchip.files import atomic_write, check_memory, check_outputs, check_writable, free_memory, open_input
+from onchip.files import (
+    atomic_write,
+    check_memory,
+    check_outputs,
+    check_writable,
+    free_memory,
+    open_input,
+    open_locked,
+    open_own,
+)
 
 SRC = Path(onchip.__file__).parent.parent
 WRITER = """
@@ -116,6 +125,61 @@ def test_what_is_no_file_is_refused_and_stays(tmp_path, kind):
     assert os.stat(path).st_mode == before
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
     assert os.listdir(tmp_path) == [kind]
+
+
+# -- files that stay until the next run --------------------------------------------------------------------
+
+
+def test_a_file_of_ones_own_is_made_kept_and_locked(tmp_path):
+    path = tmp_path / "y.npy.manifest"
+    with open_locked(path) as file:
+        file.write(b"ours")
+        assert open_locked(path) is None
+    with open_locked(path) as file, open_own(path, create=False) as again:
+        assert (file.read(), again.read()) == (b"ours", b"ours")
+    with pytest.raises(OutputError, match="No such file"):
+        open_own(tmp_path / "none", create=False)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.timeout(10)
+def test_what_is_no_file_of_ones_own_is_refused(tmp_path, plant):
+    path = tmp_path / "y.npy.partial"
+    is_intact = plant(path)
+    for attempt in (open_own, open_locked, lambda path: open_own(path, create=False)):
+        with pytest.raises(OutputError, match="cannot write") as caught:
+            attempt(path)
+        assert caught.value.got
+        assert caught.value.hint
+    assert is_intact()
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_file_of_another_owner_than_new_ones_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "y.npy.partial"
+    path.write_bytes(b"theirs")
+    open_own(path).close()
+    monkeypatch.setattr("onchip.files._new_owner", lambda folder: os.stat(path).st_uid + 1)
+    with pytest.raises(OutputError, match="a file of another user"):
+        open_own(path)
+
+
+def test_a_file_that_is_renamed_before_it_is_locked_is_opened_again(tmp_path, monkeypatch):
+    import fcntl
+
+    path = tmp_path / "y.part"
+    path.write_bytes(b"whole")
+
+    def finish_first(file, operation):
+        monkeypatch.undo()
+        path.rename(tmp_path / "y")
+        fcntl.flock(file, operation)
+
+    monkeypatch.setattr("fcntl.flock", finish_first)
+    with open_locked(path) as file:
+        file.write(b"ours")
+    assert (tmp_path / "y").read_bytes() == b"whole"
+    assert path.read_bytes() == b"ours"
 
 
 # -- outputs that are somebody else's file -----------------------------------------------------------------

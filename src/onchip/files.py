@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import stat
@@ -83,19 +84,6 @@ def _make_temporary(target: Path) -> tuple[IO[bytes], str]:
         file.close()  # another writer took it for a left one before it was locked
 
 
-def lock(file: IO[bytes]) -> bool:
-    """Lock an open file for this process until it is closed; False if another has it."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
-
-
 def _remove_left(target: Path) -> None:
     """Remove the temporary files of writers of `target` that were killed; those of living ones stay."""
     if fcntl is None:
@@ -106,6 +94,79 @@ def _remove_left(target: Path) -> None:
             with contextlib.suppress(OSError), left.open("r+b") as file:  # a lock on NFS wants the right to write
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 left.unlink()
+
+
+# -- files that stay until the next run ----------------------------------------------------------------------
+
+# Their names are known before, and anybody who can write to the folder may have put something else there.
+
+
+def open_own(path: Path, create: bool = True) -> io.FileIO:
+    """Open a file that a later run continues with, for reading and writing; `create` it if there is none.
+
+    OutputError unless it is a regular file of the user's own with one name. A link would overwrite what it points to,
+    a pipe would be waited for, and another user could change what is read.
+    """
+    # O_NONBLOCK: nothing is waited for before it is known what it is.
+    flags = os.O_RDWR | (os.O_CREAT if create else 0)
+    flags |= sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+    try:
+        file = io.FileIO(os.open(path, flags, 0o666), "r+")
+        try:
+            got = _why_not_own(os.fstat(file.fileno()), path)
+        except BaseException:
+            file.close()
+            raise
+    except OSError as error:
+        got = "a symbolic link" if path.is_symlink() else ""
+        if not got:
+            raise write_error(path, error) from None
+    else:
+        if not got:
+            return file
+        file.close()
+    expected, hint = "a file of your own with one name, or none", f"another output, or remove it: rm {path}"
+    raise OutputError(f"cannot write {path}", got=got, expected=expected, hint=hint)
+
+
+def _why_not_own(found: os.stat_result, path: Path) -> str:
+    if not stat.S_ISREG(found.st_mode):
+        return "a device or a pipe"
+    if found.st_nlink > 1:
+        return f"a file with {found.st_nlink} names (hard links)"
+    return "" if found.st_uid == _new_owner(path.parent) else "a file of another user"
+
+
+def _new_owner(folder: Path) -> int:
+    """Whom a new file in the folder belongs to: on some network file systems that is not the user's own number."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_uid
+
+
+def open_locked(path: Path) -> io.FileIO | None:
+    """The same, locked for this process until it is closed; None if another has it."""
+    while True:
+        file = open_own(path)
+        if not _lock(file):
+            file.close()
+            return None
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(file.fileno()), os.lstat(path)):
+                return file
+        file.close()  # who had it removed or renamed it just now
+
+
+def _lock(file: io.FileIO) -> bool:
+    """False if another process has it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 def write_error(target: Path, error: OSError) -> OutputError:

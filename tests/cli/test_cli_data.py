@@ -116,3 +116,14 @@ def test_the_published_files_are_those_that_digits_reads():
 
     names = [path.name for path in mnist_files(download.Path("nowhere"))]
     assert [file.name for file in download.MNIST.files] == [f"{name}.gz" for name in names]
+
+
+@pytest.mark.timeout(10)
+def test_what_is_no_file_of_ones_own_is_not_written(cli, server, folder, plant):
+    folder.mkdir(parents=True)
+    is_intact = plant(folder / "images.gz.part")
+    ran = cli("data", "mnist", "--from", server)
+    assert (ran.code, ran.out) == (2, "")
+    assert "cannot write" in ran.err
+    assert is_intact()
+    assert [path.name for path in folder.iterdir()] == ["images.gz.part"]

@@ -174,6 +174,22 @@ def test_two_runs_do_not_write_one_output(tmp_path):
     assert len(np.load(path)) == 4
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("name", ["y.npy.partial", "y.npy.manifest"])
+def test_what_is_no_file_of_ones_own_is_neither_written_nor_read(tmp_path, plant, name, resume):
+    is_intact = plant(tmp_path / name)
+
+    def attempt():
+        with open_output(tmp_path / "y.npy", NET, 10, JOB, resume):
+            pytest.fail("opened")
+
+    with pytest.raises(OutputError, match=f"cannot write .*{name}"):
+        attempt()
+    assert is_intact()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_other_processes_know_the_output_by_its_token(tmp_path):
     with open_output(tmp_path / "y.bin", NET, 10) as output:
         output.begin("plan", (0, 4, 8))

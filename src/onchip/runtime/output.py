@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from onchip.errors import InputError, OutputError
-from onchip.files import check_writable, lock, write_error
+from onchip.files import check_writable, open_locked, open_own, write_error
 from onchip.formats.arrays import FlatWriter, NpyWriter, RowWriter, npy_header
 from onchip.formats.csv_writer import CsvWriter
 from onchip.formats.images import BmpWriter, PngWriter, is_image
@@ -135,12 +135,16 @@ class PartialOutput:
         self._file: SliceFile | None = None
         self._manifest = self._lock_manifest()
         self._opened, self._has_begun, self._is_resumed = time.monotonic(), False, False
+        has_lines = bool(self._manifest.read(1))
         try:
-            self.found = bool(self._manifest.read(1)) or self.data_path.exists()  # an earlier run's
+            self.found = has_lines or self.data_path.exists()  # an earlier run's
             if resume:
                 self._read_manifest()
+            open_own(self.data_path).close()  # whatever else has this name is refused now, not after the work
         except BaseException:
             self.close()
+            if not has_lines:
+                self.manifest_path.unlink(missing_ok=True)
             raise
 
     def begin(self, plan: str, cuts: tuple[int, ...]) -> None:
@@ -153,7 +157,9 @@ class PartialOutput:
             self.plan, self.cuts = plan, cuts
             head = {"version": VERSION, "token": self.slices.token, "job": self._job, "plan": plan, "cuts": cuts}
             try:
-                self.data_path.write_bytes(self._head)
+                with open_own(self.data_path) as data:
+                    data.truncate(0)
+                    data.write(self._head)
                 self._manifest.truncate(0)
                 self._append(head)
                 os.fsync(self._manifest.fileno())  # ranks on other machines look at it
@@ -229,18 +235,11 @@ class PartialOutput:
     # -- the manifest --------------------------------------------------------------------------------------
 
     def _lock_manifest(self) -> io.FileIO:
-        while True:
-            try:
-                file = io.FileIO(os.open(self.manifest_path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
-            except OSError as error:
-                raise write_error(self.manifest_path, error) from None
-            if not lock(file):
-                file.close()
-                hint = "wait for it, or choose another name"
-                raise OutputError(f"another run is writing {self.path}", got=str(self.manifest_path), hint=hint)
-            if os.fstat(file.fileno()).st_nlink:
-                return file
-            file.close()  # the run that had it ended just now
+        file = open_locked(self.manifest_path)
+        if file is None:
+            hint = "wait for it, or choose another name"
+            raise OutputError(f"another run is writing {self.path}", got=str(self.manifest_path), hint=hint)
+        return file
 
     def _append(self, line: Mapping[str, Any]) -> None:
         """All of a line at once: a crash leaves the last line incomplete, if any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zlib
@@ -11,7 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from onchip.files import write_error
+from onchip.errors import OutputError
+from onchip.files import open_own, write_error
 from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
 
@@ -40,10 +42,7 @@ class SliceFile:
 
     def __init__(self, slices: Slices) -> None:
         self.slices = slices
-        try:
-            self._file = open(slices.path, "r+b", buffering=0)  # noqa: SIM115 - stays open
-        except OSError as error:
-            raise write_error(Path(slices.path), error) from None
+        self._file = open_own(Path(slices.path), create=False)
 
     def write(self, start: int, rows: Array) -> int:
         """Put rows (any, ...) where row `start` lies; gives their checksum."""
@@ -88,9 +87,10 @@ class SliceFile:
 def has_token(slices: Slices) -> bool:
     """Whether this process sees the very output that these slices are of."""
     try:
-        with open(slices.path.removesuffix(".partial") + ".manifest", "rb") as file:
-            return parse_line(file.readline()).get("token") == slices.token
-    except OSError:
+        file = open_own(Path(slices.path.removesuffix(".partial") + ".manifest"), create=False)
+        with io.BufferedReader(file) as manifest:
+            return parse_line(manifest.readline()).get("token") == slices.token
+    except (OSError, OutputError):
         return False
 
 

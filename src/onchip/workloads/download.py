@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import os
 import urllib.error
 import urllib.request
@@ -18,7 +19,7 @@ from typing import IO
 
 from onchip.cache import cache_dir
 from onchip.errors import FormatError, InputError, OnchipError
-from onchip.files import lock, write_error
+from onchip.files import open_locked, write_error
 
 _PIECE_BYTES = 1 << 16
 _TIMEOUT_S = 30.0  # without a byte
@@ -110,15 +111,17 @@ class _SourceError(Exception):
 def _fetch_from(source: str, file: DataFile, folder: Path, progress: Progress) -> None:
     part = folder / f"{file.name}.part"
     try:
-        with part.open("ab") as out:
-            if not lock(out):
-                got, hint = f"{part} is being written", "wait until the other onchip data has ended"
-                raise InputError("another process fetches this file", got=got, expected="one at a time", hint=hint)
+        locked = open_locked(part)
+        if locked is None:
+            got, hint = f"{part} is being written", "wait until the other onchip data has ended"
+            raise InputError("another process fetches this file", got=got, expected="one at a time", hint=hint)
+        with io.BufferedRandom(locked) as out:
             _append(source, file, out, progress)
-        if _digest(part) != file.sha256:
-            part.unlink()  # to go on behind wrong bytes would not make them right
-            raise _SourceError("the bytes are not those that were published")
-        os.replace(part, folder / file.name)
+            out.seek(0)
+            if hashlib.file_digest(out, "sha256").hexdigest() != file.sha256:
+                part.unlink()  # to continue after wrong bytes would not make them right
+                raise _SourceError("the bytes are not those that were published")
+            os.replace(part, folder / file.name)  # before it is closed, which ends its lock
     except (OnchipError, _SourceError):
         raise
     except OSError as error:
@@ -127,10 +130,10 @@ def _fetch_from(source: str, file: DataFile, folder: Path, progress: Progress) -
 
 def _append(source: str, file: DataFile, out: IO[bytes], progress: Progress) -> None:
     """Write what is missing behind what is there."""
-    if out.tell() > file.size_bytes:
-        out.truncate(0)
-    with _opened(source, file.name, out.tell()) as (incoming, begins):
+    there = out.seek(0, os.SEEK_END)
+    with _opened(source, file.name, there if there <= file.size_bytes else 0) as (incoming, begins):
         out.truncate(begins)  # a server that cannot begin in the middle begins anew
+        out.seek(begins)
         here = begins
         while here < file.size_bytes:
             try:

@@ -7,6 +7,7 @@ is wrong at which byte.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -160,3 +161,13 @@ def _read_tensor(file: IO[bytes], span: Span, start: int) -> Array:
         return data.view(numpy_dtype(dtype)).reshape(shape)
     except ValueError as error:  # sizes whose product overflows, beside a 0
         raise FormatError(f"tensor {show(name)} has a bad shape", got=f"{show(shape)}: {error}") from None
+
+
+def digest_of(text: str, arrays: Mapping[str, Array]) -> str:
+    """SHA-256 of a text and of arrays: their names, types, shapes and numbers."""
+    digest = hashlib.sha256(text.encode(errors="surrogatepass"))  # half a letter too: any text has a digest
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.name} {array.shape}".encode(errors="surrogatepass"))
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

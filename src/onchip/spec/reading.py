@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from onchip.errors import FormatError, InputError
 
@@ -43,3 +45,39 @@ def show(value: object) -> str:
     except (ValueError, RecursionError):  # an int of thousands of digits, a list in a list in a list ...
         text = f"a {type(value).__name__} too large to show"
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+# -- one value of a file's JSON ------------------------------------------------------------------------------------
+
+
+def fields(value: Any, names: tuple[str, ...], where: str) -> None:
+    """FormatError unless it is an object of exactly these names."""
+    if not isinstance(value, dict):
+        raise FormatError(f"{where} is not an object", got=name_of(value), expected="an object")
+    if missing := [name for name in names if name not in value]:
+        raise FormatError(f"{where} is not complete", got=f"no '{missing[0]}'", expected=", ".join(names))
+    if unknown := [name for name in value if name not in names]:
+        raise FormatError(f"{where} says too much", got=show(unknown[0]), expected=", ".join(names))
+
+
+def whole(value: Any, where: str, low: int, high: int) -> int:
+    """The whole number, if it is one from `low` to `high`."""
+    if type(value) is not int or not low <= value <= high:
+        expected = f"{low} to {high}" if low < high else str(low)
+        raise FormatError(f"{where} does not fit", got=name_of(value), expected=expected)
+    return value
+
+
+def real(value: Any, where: str, high: float = sys.float_info.max) -> float:
+    """The number, if it is at least 0 and at most `high`."""
+    if type(value) not in (int, float) or not 0 <= value <= high:
+        expected = "a finite number of at least 0" if high else "0"
+        raise FormatError(f"{where} does not fit", got=name_of(value), expected=expected)
+    return float(value)
+
+
+def name_of(value: Any) -> str:
+    """A value for a message; of a list or an object, which may be deep, only that."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return show(value)

@@ -8,7 +8,6 @@ the bits of a run that never stopped.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +18,11 @@ import numpy as np
 from onchip.errors import FormatError, InputError
 from onchip.files import check_writable, write_error
 from onchip.formats.graph_json import graph_to_json, parse_json
-from onchip.formats.tensor_file import read_tensors, write_tensors
+from onchip.formats.tensor_file import digest_of, read_tensors, write_tensors
 from onchip.spec.network import Network
-from onchip.spec.reading import show
+from onchip.spec.reading import fields, name_of, show, whole
 from onchip.spec.recipe import Array, materialise
-from onchip.train.checkpoint_check import NAMES, check_content, fields, name_of, whole
+from onchip.train.checkpoint_check import NAMES, check_content
 from onchip.train.options import TrainOptions
 from onchip.train.training_run import Checkpoint, TrainingRun
 
@@ -54,9 +53,9 @@ class Checkpoints:
         # What decides every bit of the run, and what a checkpoint must have been made for.
         self.job: dict[str, Any] = {
             "options": dataclasses.asdict(options),
-            "network": _digest(graph_to_json(net), {name: materialise(name, net.weights) for name in net.weights}),
-            "data": _digest("", data),
-            "state": _digest("", state),
+            "network": digest_of(graph_to_json(net), {name: materialise(name, net.weights) for name in net.weights}),
+            "data": digest_of("", data),
+            "state": digest_of("", state),
         }
 
     def paths(self) -> list[Path]:
@@ -76,7 +75,7 @@ class Checkpoints:
             "seconds": at.seconds, "history": at.history, "best_epoch": at.best_epoch,
         }  # fmt: skip
         text = json.dumps(told)
-        metadata = {_ENTRY: text, "sha256": _digest(text, arrays)}
+        metadata = {_ENTRY: text, "sha256": digest_of(text, arrays)}
         write_tensors(self.folder / _NAME.format(len(at.losses)), arrays, metadata)
         for old in self.paths()[KEPT:]:
             old.unlink(missing_ok=True)
@@ -154,7 +153,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     text, digest = metadata[_ENTRY], metadata["sha256"]
     if not isinstance(text, str):
         raise FormatError("not a checkpoint", got=f"no text in '{_ENTRY}'", expected="a file that fit wrote")
-    if digest != _digest(text, arrays):
+    if digest != digest_of(text, arrays):
         raise FormatError("its content has changed", got="another digest", expected=name_of(digest))
     told = parse_json(text, "the checkpoint")
     version = told.get("version") if isinstance(told, dict) else None
@@ -167,12 +166,3 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     assert isinstance(told, dict)
     whole(told["version"], "version", VERSION, VERSION)
     return told, arrays
-
-
-def _digest(text: str, arrays: Mapping[str, Array]) -> str:
-    digest = hashlib.sha256(text.encode(errors="surrogatepass"))  # half a letter too: any text has a digest
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype.name} {array.shape}".encode(errors="surrogatepass"))
-        digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onchip.errors import FormatError
-from onchip.spec.reading import show
+from onchip.spec.reading import fields, name_of, real, show, whole
 from onchip.spec.recipe import Array
 from onchip.train.training_run import TrainingRun
 
@@ -45,16 +45,16 @@ def check_content(told: Mapping[str, Any], arrays: Mapping[str, Array], run: Tra
         where = f"epoch {i + 1} of the history"
         fields(entry, _EPOCH_NAMES, where)
         whole(entry["epoch"], f"{where}: its number", i + 1, i + 1)
-        _real(entry["loss"], f"{where}: loss")
+        real(entry["loss"], f"{where}: loss")
         _share(entry["accuracy"], f"{where}: accuracy", has_classes)
         _share(entry["validation_accuracy"], f"{where}: accuracy on rows held back", has_classes and len(run.held) > 0)
         _near(entry["lr"], f"{where}: lr", options.lr_at(i), options.lr)
-        _real(entry["seconds"], f"{where}: seconds")
-        _real(entry["samples_per_s"], f"{where}: rows a second")
+        real(entry["seconds"], f"{where}: seconds")
+        real(entry["samples_per_s"], f"{where}: rows a second")
         held_loss = entry["validation_loss"]
         if not len(run.held):
             _nothing(held_loss, f"{where}: loss of rows held back")
-        elif _real(held_loss, f"{where}: loss of rows held back") < best_loss and options.patience:
+        elif real(held_loss, f"{where}: loss of rows held back") < best_loss and options.patience:
             best, best_loss = i + 1, held_loss
         if options.patience and i + 1 - best >= options.patience:
             is_done = True
@@ -67,8 +67,8 @@ def check_content(told: Mapping[str, Any], arrays: Mapping[str, Array], run: Tra
     rows, total = step * run.batch, epoch * run.steps + step
     whole(told["epoch_rows"], "epoch_rows", rows, rows)
     whole(told["epoch_hits"], "epoch_hits", 0, rows if has_classes else 0)
-    _real(told["epoch_seconds"], "epoch_seconds", sys.float_info.max if step else 0)
-    _real(told["seconds"], "seconds")
+    real(told["epoch_seconds"], "epoch_seconds", sys.float_info.max if step else 0)
+    real(told["seconds"], "seconds")
 
     _check_arrays(arrays, total, bool(best), run)
     for i, entry in enumerate(history):
@@ -109,52 +109,19 @@ def _in_group(group: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 # -- one value of the JSON -----------------------------------------------------------------------------------------
 
 
-def fields(value: Any, names: tuple[str, ...], where: str) -> None:
-    """FormatError unless it is an object of exactly these names."""
-    if not isinstance(value, dict):
-        raise FormatError(f"{where} is not an object", got=name_of(value), expected="an object")
-    if missing := [name for name in names if name not in value]:
-        raise FormatError(f"{where} is not complete", got=f"no '{missing[0]}'", expected=", ".join(names))
-    if unknown := [name for name in value if name not in names]:
-        raise FormatError(f"{where} says too much", got=show(unknown[0]), expected=", ".join(names))
-
-
-def whole(value: Any, where: str, low: int, high: int) -> int:
-    """The whole number, if it is one from `low` to `high`."""
-    if type(value) is not int or not low <= value <= high:
-        expected = f"{low} to {high}" if low < high else str(low)
-        raise FormatError(f"{where} does not fit", got=name_of(value), expected=expected)
-    return value
-
-
-def _real(value: Any, where: str, high: float = sys.float_info.max) -> float:
-    """The number, if it is at least 0 and at most `high`."""
-    if type(value) not in (int, float) or not 0 <= value <= high:
-        expected = "a finite number of at least 0" if high else "0"
-        raise FormatError(f"{where} does not fit", got=name_of(value), expected=expected)
-    return float(value)
-
-
 def _near(value: Any, where: str, expected: float, scale: float) -> None:
     """The number that is expected, but for the rounding of another machine."""
-    if abs(_real(value, where) - expected) > 1e-9 * scale:
+    if abs(real(value, where) - expected) > 1e-9 * scale:
         raise FormatError(f"{where} does not fit", got=name_of(value), expected=str(expected))
 
 
 def _share(value: Any, where: str, is_known: bool) -> None:
     if not is_known:
         _nothing(value, where)
-    elif _real(value, where) > 1:
+    elif real(value, where) > 1:
         raise FormatError(f"{where} does not fit", got=name_of(value), expected="0 to 1")
 
 
 def _nothing(value: Any, where: str) -> None:
     if value is not None:
         raise FormatError(f"{where} does not fit", got=name_of(value), expected="null")
-
-
-def name_of(value: Any) -> str:
-    """A value for a message; of a list or an object, which may be deep, only that."""
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    return show(value)

@@ -1,7 +1,5 @@
 """The output of a run: whole or not at all, of chunks in any order, and what a run that was killed leaves is of use."""
 
-import json
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +8,13 @@ import pytest
 from checks import random_mlp, rows
 from onchip.errors import InputError, OutputError
 from onchip.runtime.output import ChunkRecord, open_output
-from onchip.runtime.slices import SliceFile, has_token
+from onchip.runtime.slices import SliceFile, digest_rows, has_token, make_line
 from onchip.spec.build import sequential
 from onchip.spec.layers import Reshape
 from onchip.spec.types import TensorType
 
 NET = random_mlp(20, 16, 3)
+PLAN = {"device": "of the first run"}
 JOB = {"model": "m.onnx", "precision": "fp32"}
 Y = rows(10, 3)
 
@@ -30,7 +29,7 @@ def test_the_output_appears_only_when_the_block_ends_well(tmp_path):
 
     def stopped():
         with open_output(path, NET, 10) as output:
-            output.begin("plan", (0, 4, 8))
+            output.begin(PLAN, (0, 4, 8))
             put(output, 0)
             raise KeyboardInterrupt
 
@@ -38,7 +37,7 @@ def test_the_output_appears_only_when_the_block_ends_well(tmp_path):
         stopped()
     assert list(tmp_path.iterdir()) == []  # of a few seconds' work nothing is kept
     with open_output(path, NET, 10) as output:
-        output.begin("plan", (0, 4, 8))
+        output.begin(PLAN, (0, 4, 8))
         for chunk in (2, 0, 1):
             put(output, chunk)
             assert not path.exists()
@@ -49,7 +48,7 @@ def test_the_output_appears_only_when_the_block_ends_well(tmp_path):
 def killed(path, chunks):
     """Leave what a run leaves that is killed after these chunks."""
     with open_output(path, NET, 10, JOB) as output:
-        output.begin("plan", (0, 4, 8))
+        output.begin(PLAN, (0, 4, 8))
         for chunk in chunks:
             put(output, chunk)
         left = {p: p.read_bytes() for p in path.parent.iterdir()}
@@ -64,9 +63,9 @@ def test_a_killed_run_is_resumed(tmp_path):
     path = tmp_path / "y.npy"
     killed(path, [2, 0])
     with open_output(path, NET, 10, JOB, resume=True) as output:
-        assert (output.plan, output.cuts, set(output.records)) == ("plan", (0, 4, 8), {0, 2})
-        output.begin("another plan", (0, 5))
-        assert (output.plan, output.cuts) == ("plan", (0, 4, 8))
+        assert (output.plan, output.cuts, set(output.records)) == (PLAN, (0, 4, 8), {0, 2})
+        output.begin({"device": "another"}, (0, 5))
+        assert (output.plan, output.cuts) == (PLAN, (0, 4, 8))
         assert np.array_equal(output.read(0, 4), Y[:4])
         put(output, 1)
     assert np.array_equal(np.load(path), Y)
@@ -90,11 +89,11 @@ def test_nothing_half_written_passes_for_done(tmp_path, hurt):
     elif hurt == "torn head":
         manifest.write_bytes(text[:20])
     else:
-        manifest.write_bytes(text + b'{"chunk": 7, "crc": 0}\n{"chunk": "x"}\n[1]\n\xff\n')
+        manifest.write_bytes(text + make_line({"chunk": "x"}) + make_line([1]) + b'{"chunk": 2}\n\xff\n')
     left = {"torn line": {0}, "lost rows": {0}, "changed row": {0}, "garbage": {0, 1}}
     with open_output(path, NET, 10, JOB, resume=True) as output:
         assert set(output.records) == left.get(hurt, set())
-        output.begin("plan", (0, 4, 8))
+        output.begin(PLAN, (0, 4, 8))
         for chunk in {0, 1, 2} - set(output.records):
             put(output, chunk)
     assert np.array_equal(np.load(path), Y)
@@ -120,7 +119,7 @@ def test_without_resume_a_run_begins_anew(tmp_path):
     killed(path, [0, 1])
     with open_output(path, NET, 10, JOB) as output:
         assert output.found
-        output.begin("plan", (0, 4, 8))
+        output.begin(PLAN, (0, 4, 8))
         assert output.records == {}
         for chunk in range(3):
             put(output, chunk, Y + 1)
@@ -129,7 +128,7 @@ def test_without_resume_a_run_begins_anew(tmp_path):
 
 def fail_after(path, chunks, error, keep_s=10.0):
     with open_output(path, NET, 10, JOB, keep_s=keep_s) as output:
-        output.begin("plan", (0, 4, 8))
+        output.begin(PLAN, (0, 4, 8))
         for chunk in chunks:
             put(output, chunk)
         try:
@@ -167,7 +166,7 @@ def test_two_runs_do_not_write_one_output(tmp_path):
             pytest.fail("opened")
 
     with open_output(path, NET, 4) as output:
-        output.begin("plan", (0,))
+        output.begin(PLAN, (0,))
         with pytest.raises(OutputError, match="another run is writing"):
             second()
         put(output, 0)
@@ -192,16 +191,16 @@ def test_what_is_no_file_of_ones_own_is_neither_written_nor_read(tmp_path, plant
 
 def test_other_processes_know_the_output_by_its_token(tmp_path):
     with open_output(tmp_path / "y.bin", NET, 10) as output:
-        output.begin("plan", (0, 4, 8))
+        output.begin(PLAN, (0, 4, 8))
         assert has_token(output.slices)
         file = SliceFile(output.slices)
         for chunk in range(3):
-            crc = file.write(4 * chunk, Y[4 * chunk : 4 * chunk + 4])
-            assert crc == zlib.crc32(Y[4 * chunk : 4 * chunk + 4].tobytes())
-            output.record(ChunkRecord(chunk, crc))
+            digest = file.write(4 * chunk, Y[4 * chunk : 4 * chunk + 4])
+            assert digest == digest_rows(Y[4 * chunk : 4 * chunk + 4].tobytes())
+            output.record(ChunkRecord(chunk, digest))
         file.close()
         manifest = Path(f"{output.path}.manifest")
-        manifest.write_text(json.dumps({"token": "another"}))
+        manifest.write_bytes(make_line({"token": "another"}))
         assert not has_token(output.slices)
         manifest.unlink()
         assert not has_token(output.slices)
@@ -217,7 +216,7 @@ def test_the_suffix_says_the_format(tmp_path, suffix):
     y = np.random.default_rng(0).uniform(-1, 1, (7, 4, 5, 3)).astype(np.float32)
     path = tmp_path / f"y{suffix}"
     with open_output(path, image_net(4, 5, 3), 7) as output:
-        output.begin("plan", (0, 3))
+        output.begin(PLAN, (0, 3))
         output.record(ChunkRecord(1, output.write(3, y[3:])))
         assert not path.exists()
         output.record(ChunkRecord(0, output.write(0, y[:3])))

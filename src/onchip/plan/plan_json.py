@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from onchip.errors import FormatError, OnchipError, PlanError
+from onchip.errors import DeviceError, FormatError, OnchipError, PlanError
 from onchip.formats.graph_json import graph_from_json, graph_to_json, parse_json
 from onchip.plan.cover import building_us, no_claim
 from onchip.plan.device import Device, Peak
@@ -28,7 +28,7 @@ from onchip.plan.kernel import Claim, Converter, Job, Kernel, Refusal
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Plan, groups_of
 from onchip.spec.network import Network
-from onchip.spec.reading import show
+from onchip.spec.reading import fields, name_of, real, show, whole
 from onchip.spec.recipe import Array, Recipe, Weight, reach
 
 VERSION = 2
@@ -37,14 +37,12 @@ _OPERATION = re.compile(r"([a-z][a-z0-9_]*\.)*[a-z][a-z0-9_]*:[a-z][a-z0-9_]*")
 
 
 def plan_to_json(plan: Plan) -> str:
-    weights = _reached(plan.network)
-    device = _rates(plan.device) | {"peak": _rates(plan.device.peak)}
     return json.dumps({
         "version": VERSION,
-        "device": device,
+        "device": _device_to_json(plan.device),
         "job": dataclasses.asdict(plan.job),
         "network": json.loads(graph_to_json(plan.network)),
-        "recipes": {name: _recipe_to_json(w) for name, w in sorted(weights.items()) if isinstance(w, Recipe)},
+        "recipes": json.loads(recipes_to_json(plan.network)),
         "groups": [_group_to_json(group.claim) for group in plan.groups],
         "rewrites": plan.rewrites,
         "refusals": [dataclasses.asdict(refusal) for refusal in plan.refusals],
@@ -53,9 +51,58 @@ def plan_to_json(plan: Plan) -> str:
     })  # fmt: skip
 
 
+def recipes_to_json(net: Network) -> str:
+    """The weights that are still to be made, by name."""
+    recipes = {name: weight for name, weight in sorted(_reached(net).items()) if isinstance(weight, Recipe)}
+    return json.dumps({name: _recipe_to_json(recipe) for name, recipe in recipes.items()})
+
+
 def plan_digest(plan: Plan) -> str:
     """The same for plans that run the same kernels over weights of the same names and shapes."""
     return hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """What planning needs to choose the same plan for the same network on another day: rates, which are measured."""
+    return {"kind": plan.device.kind, "device": _device_to_json(plan.device), "sha256": plan_digest(plan)}
+
+
+def recorded_kind(record: Any) -> str:
+    """Of a plan_record that a file holds, the kind of device; FormatError if it is no such record."""
+    fields(record, ("kind", "device", "sha256"), "its plan")
+    if record["kind"] not in ("cpu", "cuda"):
+        raise FormatError("the kind of its device does not fit", got=name_of(record["kind"]), expected="cpu or cuda")
+    return str(record["kind"])
+
+
+def recorded_device(record: Any, here: Device) -> Device:
+    """Of such a record, the device, which must be of the kind that is here; FormatError if it is none."""
+    told, like = record["device"], _device_to_json(here)
+    _check_like(told, like, "its device")
+    # On a GPU these decide what a kernel may take; on a CPU they only decide what is quick.
+    same = ("kind", "arch", "vector_bytes", *(("units", "fast_bytes") if here.kind == "cuda" else ()))
+    if other := [name for name in same if told[name] != like[name]]:
+        got, expected = (f"{other[0]}: {show(device[other[0]])}" for device in (like, told))
+        raise DeviceError(
+            "the run began on another kind of device", got=got, expected=expected,
+            hint="resume it there, or no --resume to begin anew",
+        )  # fmt: skip
+    return _device(told)
+
+
+def _check_like(told: Any, like: Any, where: str) -> None:
+    """FormatError unless a value of a file has the form of this one, and a number about its size."""
+    if isinstance(like, dict):
+        fields(told, tuple(like), where)
+        for name, value in like.items():
+            _check_like(told[name], value, f"{where}: {name}")
+    elif isinstance(like, str):
+        if not isinstance(told, str):
+            raise FormatError(f"{where} does not fit", got=name_of(told), expected="a text")
+    elif isinstance(like, int):
+        whole(told, where, min(like, 1), like << 10)
+    elif not like / 1024 <= real(told, where) <= like * 1024:
+        raise FormatError(f"{where} does not fit", got=name_of(told), expected=f"about {like:g}")
 
 
 def given_weights(net: Network) -> dict[str, Array]:
@@ -137,6 +184,10 @@ def _group_to_json(claim: Claim) -> dict[str, Any]:
     told = {"kernel": claim.kernel, "label": claim.label, "layers": claim.nodes, "order": claim.order}
     reads = {value: use.layout for value, use in claim.reads.items() if use.layout != ROWS or not claim.nodes}
     return told | {key: found for key, found in (("reads", reads), ("gives", dict(claim.gives))) if found}
+
+
+def _device_to_json(device: Device) -> dict[str, Any]:
+    return _rates(device) | {"peak": _rates(device.peak)}
 
 
 def _rates(of: Device | Peak) -> dict[str, Any]:

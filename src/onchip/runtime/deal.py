@@ -47,12 +47,13 @@ class Finished:
     first_rows: Array | None  # those of the first few results that are in it
 
 
-def finished(done: ChunkDone, write: Callable[[int, Array], int] | None) -> Finished:
+def finished(done: ChunkDone, write: Callable[[int, Array], str] | None) -> Finished:
     """Write a chunk's results, if anybody wants them, and say what is told of it."""
     start, y = done.chunk.start, done.y
-    crc = 0 if write is None else write(start, y)
+    digest = "" if write is None else write(start, y)
     first = y[: FIRST_ROWS - start].copy() if start < FIRST_ROWS else None
-    return Finished(ChunkRecord(done.chunk.number, crc, done.bad_rows, done.first_bad_row), done.engine_seconds, first)
+    record = ChunkRecord(done.chunk.number, digest, done.bad_rows, done.first_bad_row)
+    return Finished(record, done.engine_seconds, first)
 
 
 @dataclass

@@ -1,34 +1,35 @@
 """The output of a run: chunks of rows in any order, by one process or by many, that become a file when all are there.
 
-Until then the rows lie in out.npy.partial, and out.npy.manifest says what is run and which chunks are done: a line of
-JSON each, {"chunk": 3, "crc": ..}, written after the chunk's rows. A run that was killed goes on from there. What the
-manifest says is believed only where the rows have the checksum that it names, so nothing half-written passes for done,
-whatever a crash left of either file.
+Until then the rows are stored in out.npy.partial, and out.npy.manifest says what is run and which chunks are done: a
+line each, a digest and its JSON, {"chunk": 3, "digest": ..}, written after the chunk's rows. A killed run continues
+from there. A chunk counts as done only if its line and its rows have the digests that they name, whatever a crash left
+of either file. The first line is checked against the job at hand; it holds no plan, only what planning needs to choose
+the same one again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import io
 import json
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onchip.errors import InputError, OutputError
+from onchip.errors import FormatError, InputError, OutputError
 from onchip.files import check_writable, open_locked, open_own, write_error
 from onchip.formats.arrays import FlatWriter, NpyWriter, RowWriter, npy_header
 from onchip.formats.csv_writer import CsvWriter
 from onchip.formats.images import BmpWriter, PngWriter, is_image
 from onchip.formats.rows_text import TextWriter
-from onchip.runtime.slices import SliceFile, Slices, parse_line
+from onchip.runtime.slices import SliceFile, Slices, digest_rows, make_line, parse_line
 from onchip.spec.network import Network
-from onchip.spec.reading import show
+from onchip.spec.reading import fields, name_of, show, whole
 from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType, numpy_dtype
 
@@ -38,7 +39,7 @@ WRITERS: dict[str, type[RowWriter]] = {
 PICTURES = (".bmp", ".png")
 FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows come out as images
 AS_THEY_LIE = (".npy", ".bin")  # rows as they are in the unfinished output; other formats are made of that
-VERSION = 1
+VERSION = 2
 MakeWriter = Callable[[Path, tuple[int, ...], Any], RowWriter]
 KEEP_S = 10.0  # work of less than this is done again as quickly as it is resumed
 COPY_BYTES = 8 << 20  # of rows at a time, where another format is made of them
@@ -49,7 +50,7 @@ class ChunkRecord:
     """A finished chunk, as the manifest has it."""
 
     chunk: int
-    crc: int  # CRC-32 of the rows as they lie in the file
+    digest: str  # of the rows as they lie in the file
     bad_rows: int = 0  # rows of the input that hold a NaN or an infinity
     first_bad_row: int | None = None
 
@@ -125,7 +126,7 @@ class PartialOutput:
     ) -> None:
         self._make, self._keep_s = make, keep_s
         self.path, self.records = path, dict[int, ChunkRecord]()
-        self.plan = ""  # the JSON of the plan that an earlier run went by
+        self.plan: Mapping[str, Any] = {}  # what an earlier run wrote down of its plan; unchecked
         self.cuts: tuple[int, ...] = ()  # where its chunks began
         self.data_path, self.manifest_path = (Path(f"{path}.{end}") for end in ("partial", "manifest"))
         head = npy_header((rows, *given.row_shape), numpy_dtype(given.dtype)) if path.suffix.lower() == ".npy" else b""
@@ -134,7 +135,7 @@ class PartialOutput:
         self.slices = Slices(str(self.data_path.absolute()), len(head), (rows, *given.row_shape), given.dtype, token)
         self._file: SliceFile | None = None
         self._manifest = self._lock_manifest()
-        self._opened, self._has_begun, self._is_resumed = time.monotonic(), False, False
+        self._opened, self._has_begun, self.is_resumed = time.monotonic(), False, False
         has_lines = bool(self._manifest.read(1))
         try:
             self.found = has_lines or self.data_path.exists()  # an earlier run's
@@ -147,19 +148,18 @@ class PartialOutput:
                 self.manifest_path.unlink(missing_ok=True)
             raise
 
-    def begin(self, plan: str, cuts: tuple[int, ...]) -> None:
+    def begin(self, plan: Mapping[str, Any], cuts: tuple[int, ...]) -> None:
         """Make the files ready for the chunks that begin at these rows; those of an earlier run stay, if it is resumed.
 
-        plan  its JSON, by which a resumed run goes, too: measured rates, and with them plans, may change between runs
+        plan  what a resumed run must know to plan alike, as JSON knows it
         """
         self._has_begun = True
-        if not self._is_resumed:
+        if not self.is_resumed:
             self.plan, self.cuts = plan, cuts
             head = {"version": VERSION, "token": self.slices.token, "job": self._job, "plan": plan, "cuts": cuts}
             try:
                 with open_own(self.data_path) as data:
                     data.truncate(0)
-                    data.write(self._head)
                 self._manifest.truncate(0)
                 self._append(head)
                 os.fsync(self._manifest.fileno())  # ranks on other machines look at it
@@ -167,8 +167,9 @@ class PartialOutput:
                 raise write_error(self.data_path, error) from None
         if self._file is None:
             self._file = SliceFile(self.slices)
+        self._file.write_head(self._head)
 
-    def write(self, start: int, rows: Array) -> int:
+    def write(self, start: int, rows: Array) -> str:
         assert self._file is not None
         return self._file.write(start, rows)
 
@@ -206,7 +207,7 @@ class PartialOutput:
         """The run ends with this error: keep what is done if it can be of use."""
         if not self._has_begun:
             is_of_use = self.found
-        elif self._is_resumed:
+        elif self.is_resumed:
             is_of_use = bool(self.records)
         else:  # with other rows it would be another job
             is_stopped = not isinstance(error, Exception)  # Ctrl-C, SIGTERM
@@ -245,35 +246,77 @@ class PartialOutput:
         """All of a line at once: a crash leaves the last line incomplete, if any."""
         try:
             self._manifest.seek(0, os.SEEK_END)
-            self._manifest.write(json.dumps(line).encode() + b"\n")
+            self._manifest.write(make_line(line))
         except OSError as error:
             raise write_error(self.manifest_path, error) from None
 
     def _read_manifest(self) -> None:
         """Take over what an earlier run of the same job finished."""
         self._manifest.seek(0)
-        told = [parse_line(line) for line in self._manifest.readall().split(b"\n")]
-        head = told[0]
-        if "cuts" not in head or not self.data_path.exists():  # it ended before its first chunk
+        first, *others = self._manifest.readall().split(b"\n")
+        if not others or not self.data_path.exists():  # it ended before its first chunk
             return
-        if head.get("version") != VERSION or head.get("job") != self._job:
-            job = head.get("job")
-            before = job if isinstance(job, dict) else {}
-            other = [name for name in {**before, **self._job} if before.get(name) != self._job.get(name)]
+        with self.blaming_manifest():
+            head = parse_line(first)
+            if not head:
+                raise FormatError("its first line has changed", got="another digest", expected="the one it names")
+            fields(head, ("version", "token", "job", "plan", "cuts"), "its first line")
+            whole(head["version"], "version", VERSION, VERSION)
+            self._check_job(head["job"])
+            self._check_cuts(head["cuts"])
+            for name, kind, expected in (("token", str, "a text"), ("plan", dict, "an object")):
+                if not isinstance(head[name], kind):
+                    raise FormatError(f"'{name}' does not fit", got=name_of(head[name]), expected=expected)
+        self.is_resumed = True
+        self.plan, self.cuts = head["plan"], tuple(head["cuts"])
+        self.slices = replace(self.slices, token=head["token"])
+        self._file = SliceFile(self.slices)
+        for line in others:
+            with contextlib.suppress(FormatError):  # damaged, or of a run that was killed meanwhile: it is done again
+                record = self._checked(parse_line(line))
+                self.records[record.chunk] = record
+
+    @contextlib.contextmanager
+    def blaming_manifest(self) -> Iterator[None]:
+        """A FormatError of the block is the manifest's."""
+        try:
+            yield
+        except FormatError as error:
+            got = f"{error.what}: {error.got}" + (f", expected {error.expected}" if error.expected else "")
+            raise FormatError(
+                f"{self.manifest_path} is damaged", got=got, expected="a manifest as this onchip wrote it",
+                hint="no --resume, to begin anew",
+            ) from None  # fmt: skip
+
+    def _check_job(self, job: Any) -> None:
+        fields(job, tuple(self._job), "its job")
+        if other := [name for name in self._job if job[name] != self._job[name]]:
             raise InputError(
                 f"{self.manifest_path} belongs to another job",
-                got=", ".join(f"{name}: {show(self._job.get(name))}" for name in other),
-                expected=", ".join(f"{name}: {show(before.get(name))}" for name in other),
+                got=", ".join(f"{name}: {show(self._job[name])}" for name in other),
+                expected=", ".join(f"{name}: {show(job[name])}" for name in other),
                 hint="the command as it was, or no --resume to begin anew",
             )  # fmt: skip
-        self._is_resumed = True
-        self.plan, self.cuts = str(head["plan"]), tuple(map(int, head["cuts"]))
-        self.slices = replace(self.slices, token=str(head["token"]))
-        self._file = SliceFile(self.slices)
-        ends = (*self.cuts[1:], self.slices.shape[0])
-        for line in told[1:]:
-            with contextlib.suppress(TypeError, ValueError, IndexError):  # the last line of a run that was killed
-                record = ChunkRecord(**line)
-                rows = self._file.read_bytes(self.cuts[record.chunk], ends[record.chunk])
-                if zlib.crc32(rows) == record.crc:
-                    self.records[record.chunk] = record
+
+    def _check_cuts(self, cuts: Any) -> None:
+        rows = self.slices.shape[0]
+        if not isinstance(cuts, list) or bool(cuts) != bool(rows):
+            got = f"{len(cuts)} chunks" if isinstance(cuts, list) else name_of(cuts)
+            raise FormatError("'cuts' does not fit", got=got, expected=f"where the chunks of {rows:,} rows begin")
+        low = high = 0  # the first chunk begins with the first row
+        for cut in cuts:
+            low, high = whole(cut, "a cut", low, high) + 1, rows - 1
+
+    def _checked(self, told: dict[str, Any]) -> ChunkRecord:
+        """The record of a chunk whose rows are there; FormatError if it is none."""
+        fields(told, tuple(field.name for field in dataclasses.fields(ChunkRecord)), "a chunk")
+        chunk = whole(told["chunk"], "its number", 0, len(self.cuts) - 1)
+        start, stop = (*self.cuts, self.slices.shape[0])[chunk : chunk + 2]
+        if whole(told["bad_rows"], "bad_rows", 0, stop - start):
+            whole(told["first_bad_row"], "first_bad_row", start, stop - told["bad_rows"])
+        elif told["first_bad_row"] is not None:
+            raise FormatError("'first_bad_row' does not fit", got=name_of(told["first_bad_row"]), expected="null")
+        assert self._file is not None
+        if digest_rows(self._file.read_bytes(start, stop)) != told["digest"]:
+            raise FormatError("its rows have changed", got="another digest", expected=name_of(told["digest"]))
+        return ChunkRecord(**told)

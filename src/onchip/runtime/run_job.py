@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from onchip.errors import DeviceError, InputError
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
-from onchip.plan.plan_json import given_weights, plan_to_json
+from onchip.plan.plan_json import (
+    given_weights,
+    plan_digest,
+    plan_record,
+    plan_to_json,
+    recorded_device,
+    recorded_kind,
+)
+from onchip.plan.planner import make_plan
 from onchip.plan.scale_out import choose_ranks
 from onchip.runtime.backend import Backend
 from onchip.runtime.cpu import CpuBackend
@@ -17,7 +25,7 @@ from onchip.runtime.cpu_weights import large_weights
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 from onchip.runtime.engine import Engine, read_plan
 from onchip.runtime.output import PartialOutput
-from onchip.runtime.placement import place, plan_and_reason
+from onchip.runtime.placement import find_device, kernels_for, place, plan_and_reason
 from onchip.runtime.rank_messages import DEADLINE_S, Orders
 from onchip.runtime.ranks import Ranks, rank_threads
 from onchip.runtime.row_sources import Source
@@ -53,28 +61,28 @@ def start_job(
     if how.gpus and ranks.size > 1:
         got, hint = f"--gpus and {ranks.size} ranks", "one of them: a rank has one GPU"
         raise InputError("several GPUs a rank", got=got, expected="one GPU a rank", hint=hint)
-    total, text = len(sources[0]), "" if output is None else output.plan
+    total = len(sources[0])
     names = [f"cuda:{number}" for number in how.gpus]
     placed: list[tuple[Plan, Backend, str]] = []
-    if text:
-        kind = json.loads(text)["device"]["kind"]
-        names = names or [kind if how.device == "auto" else how.device]
-        weights = given_weights(net)
+    if output is not None and output.is_resumed:
+        with output.blaming_manifest():
+            names = names or [recorded_kind(output.plan) if how.device == "auto" else how.device]
+            plan = _plan_again(output.plan, net, job, names[0])
+        cuts = output.cuts
     else:
         plan, backend, chosen = place(net, names[0] if names else how.device, job, how.threads, how.batch)
-        on_plan(plan)
         names = names or [chosen.partition(" ")[0]]
-        kind, text, weights = plan.device.kind, plan_to_json(plan), given_weights(plan.network)
-        if kind == "cpu" and ranks.size > 1:
+        if plan.device.kind == "cpu" and ranks.size > 1:
             backend = CpuBackend(rank_threads(how.threads, ranks), ranks)
         cuts = _cuts(plan, total, how.batch, len(names) * ranks.size)
         placed = [(plan, backend, chosen)]
+    on_plan(plan)
+    kind, text, weights = plan.device.kind, plan_to_json(plan), given_weights(plan.network)
     threads = rank_threads(how.threads, ranks) if kind == "cpu" else None
     for name in names[len(placed) :]:
         placed.append((*read_plan(text, weights, (name, threads), ranks), name))
     if output is not None:
-        output.begin(text, cuts if output.plan == "" else ())
-        cuts = output.cuts
+        output.begin(plan_record(plan), cuts)
     if ranks.size > 1:
         asked = how.device if how.device.startswith("cuda:") else kind
         slices = None if output is None else output.slices
@@ -85,6 +93,22 @@ def start_job(
     for engine in engines:
         engine.warm_up()
     return engines, chunks_of(cuts, total)
+
+
+def _plan_again(record: Any, net: Network, job: Job, name: str) -> Plan:
+    """The plan of a run that is resumed, made again with the rates of that day: one from a file could compute anything.
+
+    record  a plan_record, of a file
+    """
+    recorded_kind(record)
+    device = recorded_device(record, find_device(name)[0])
+    plan = make_plan(net, device, kernels_for(device), job)
+    if plan_digest(plan) != record["sha256"]:
+        raise InputError(
+            "the run cannot be resumed: its plan was another one", got="other kernels, or other weights to make",
+            expected="the plan by which the finished chunks were run", hint="no --resume, to begin anew",
+        )  # fmt: skip
+    return plan
 
 
 def ranks_for(net: Network, device: str, job: Job) -> tuple[int, str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
-import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +15,7 @@ import numpy as np
 
 from onchip.errors import OutputError
 from onchip.files import open_own, write_error
+from onchip.formats.graph_json import parse_json
 from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
 
@@ -44,17 +46,28 @@ class SliceFile:
         self.slices = slices
         self._file = open_own(Path(slices.path), create=False)
 
-    def write(self, start: int, rows: Array) -> int:
-        """Put rows (any, ...) where row `start` lies; gives their checksum."""
+    def write(self, start: int, rows: Array) -> str:
+        """Put rows (any, ...) where row `start` lies; returns their digest."""
         data = memoryview(np.asarray(rows, self.slices.stored, order="C").reshape(-1).view(np.uint8).data)
-        crc = zlib.crc32(data)
+        digest = digest_rows(data)
         try:
             self._file.seek(self.slices.offset + start * self.slices.row_bytes)
             while len(data):
                 data = data[self._file.write(data) :]
         except OSError as error:
             raise write_error(Path(self.slices.path), error) from None
-        return crc
+        return digest
+
+    def write_head(self, head: bytes) -> None:
+        """Put what stands before the rows there, and cut off what goes on after them."""
+        end = len(head) + self.slices.shape[0] * self.slices.row_bytes
+        try:
+            self._file.seek(0)
+            self._file.write(head)
+            if os.fstat(self._file.fileno()).st_size > end:
+                self._file.truncate(end)
+        except OSError as error:
+            raise write_error(Path(self.slices.path), error) from None
 
     def read_bytes(self, start: int, stop: int) -> bytes:
         self._file.seek(self.slices.offset + start * self.slices.row_bytes)
@@ -89,15 +102,31 @@ def has_token(slices: Slices) -> bool:
     try:
         file = open_own(Path(slices.path.removesuffix(".partial") + ".manifest"), create=False)
         with io.BufferedReader(file) as manifest:
-            return parse_line(manifest.readline()).get("token") == slices.token
+            return parse_line(manifest.readline().removesuffix(b"\n")).get("token") == slices.token
     except (OSError, OutputError):
         return False
 
 
+# -- lines of a manifest: a digest and the JSON that it is of ---------------------------------------------------------
+
+
+def make_line(told: Mapping[str, Any]) -> bytes:
+    text = json.dumps(told).encode()
+    return hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\n"
+
+
 def parse_line(line: bytes) -> dict[str, Any]:
-    """A line of a manifest; an incomplete one is empty."""
+    """What a line says, without its newline; nothing if a bit of it is not as it was written."""
+    digest, _, text = line.partition(b" ")
+    if digest != hashlib.sha256(text).hexdigest().encode():
+        return {}
     try:
-        told = json.loads(line)
-    except ValueError:
+        told = parse_json(text.decode(), "a line")
+    except ValueError:  # FormatError is one: no line that onchip wrote
         return {}
     return told if isinstance(told, dict) else {}
+
+
+def digest_rows(data: bytes | memoryview) -> str:
+    """Of rows as they lie in the file. BLAKE2 is as strong as SHA-256, and faster on CPUs without SHA instructions."""
+    return hashlib.blake2b(data, digest_size=32).hexdigest()

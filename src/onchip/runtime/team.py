@@ -137,8 +137,8 @@ class Team:
             elif isinstance(message, Told):
                 told = message.finished
                 if message.y is not None and self._output is not None:
-                    crc = self._output.write(self._output.cuts[told.record.chunk], message.y)
-                    told = replace(told, record=replace(told.record, crc=crc))
+                    digest = self._output.write(self._output.cuts[told.record.chunk], message.y)
+                    told = replace(told, record=replace(told.record, digest=digest))
                 self._dealer.finish(rank, told)
             elif isinstance(message, Failed):
                 raise of_rank(message.error, rank, self._ranks.hosts[rank])
@@ -199,7 +199,7 @@ class Team:
 
 
 @contextlib.contextmanager
-def _open_slices(output: PartialOutput | None) -> Iterator[Callable[[int, Array], int] | None]:
+def _open_slices(output: PartialOutput | None) -> Iterator[Callable[[int, Array], str] | None]:
     """How a worker writes rows into the output: by a file of its own, which others do not seek in."""
     if output is None:
         yield None

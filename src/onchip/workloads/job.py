@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from onchip import __version__
 from onchip.errors import InputError
+from onchip.formats.graph_json import graph_to_json
 from onchip.formats.images import is_image
+from onchip.formats.tensor_file import digest_of
 from onchip.plan.kernel import Job
-from onchip.plan.plan_json import given_weights
+from onchip.plan.plan_json import given_weights, recipes_to_json
 from onchip.spec.network import Network
 from onchip.workloads import WORKLOADS, faces, load, sentiment
 
@@ -52,13 +51,11 @@ def run_record(
     files    the inputs: a file that changed is another one
     options  of the command line
     """
-    crc = 0
-    for name, weight in sorted(given_weights(net).items()):
-        data = np.ascontiguousarray(weight).reshape(-1).view(np.uint8).data
-        crc = zlib.crc32(data, zlib.crc32(name.encode(), crc))
+    told = graph_to_json(net) + recipes_to_json(net) + net.meaning.to_text()
+    network = digest_of(told, given_weights(net))
     stats = {name: (path, path.stat()) for name, path in files.items()}
     changed = {name: (str(path.resolve()), stat.st_size, stat.st_mtime_ns) for name, (path, stat) in stats.items()}
     return {
-        "onchip": __version__, "model": model, "weights": crc, "inputs": changed, "output": str(net.output),
+        "onchip": __version__, "model": model, "network": network, "inputs": changed, "output": str(net.output),
         "precision": job.precision, "tables": job.tables, "without": job.without, **options,
     }  # fmt: skip

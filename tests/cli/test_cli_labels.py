@@ -64,6 +64,24 @@ def test_run_answers_with_labels_and_probabilities(cli, trained, tmp_path):
     assert sum(share for _, share in first) == pytest.approx(1)
 
 
+def test_a_label_is_no_formula(cli, tmp_path):
+    """A spreadsheet shows all of them as they are; numbers stay numbers."""
+    names = ("=cmd()", "+1+cmd()", "-1-cmd()", "@SUM(A1)", "\t=cmd()", "\r=cmd()", "＝cmd()", "-inf", "-", "=1", "-1²",
+             "=1,2;3")  # fmt: skip
+    same = ("-1", "+1", "-1.5e-3", "-.5", "a=b", "'=x", "", " =x", "a\r=x", "a;=x", 'a",=x', "a\n=x")
+    net = onchip.mlp(2, len(names + same)).replace(meaning=Meaning(classes=names + same))
+    onchip.save(net, tmp_path / "net.onnx")
+    np.save(tmp_path / "x.npy", np.ones((1, 2), np.float32))
+    ran = cli("run", "net.onnx", "x.npy", "-o", "y.csv", "--top", len(names + same), "--device", "cpu")
+    assert ran.code == 0, ran.err
+    with (tmp_path / "y.csv").open(newline="") as file:
+        _, cells = csv.reader(file)
+    assert 'a;=x",' in (tmp_path / "y.csv").read_text()
+    assert set(cells[::2]) == {f"'{name}" for name in names} | set(same)
+    ran = cli("run", "net.onnx", "x.npy", "--json", "--top", 3, "--device", "cpu")
+    assert {label for label, _ in json.loads(ran.out)["first_answers"][0]} < {*names, *same}  # no spreadsheet reads it
+
+
 @pytest.mark.parametrize("kind", ["csv", "npy", "npz"])
 def test_standard_input_is_read(trained, tmp_path, kind):
     _, net, x = trained

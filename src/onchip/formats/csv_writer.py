@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
+import re
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -14,9 +13,15 @@ from onchip.errors import InputError
 from onchip.formats.arrays import RowWriter
 from onchip.spec.recipe import Array
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # the last four: as wide as a Chinese letter
+_QUOTED = set(',;"\t\r\n')  # some countries' spreadsheets take ; for a comma
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # -1 is a label that many tables have
+
 
 class CsvWriter(RowWriter):
     """A header, then a line a row: the numbers of each, or with `classes` the likeliest and their probabilities.
+
+    A label that a spreadsheet would run as a formula, as =cmd(), is written with a ' before it.
 
     classes  what the numbers of a row are logits of
     top      how many of them
@@ -44,16 +49,21 @@ class CsvWriter(RowWriter):
     def _append(self, file: IO[bytes], rows: Array) -> None:
         if self.classes:
             answers = likeliest(rows, self.classes, self.top)
-            lines = [[cell for label, share in row for cell in (label, f"{share:.6g}")] for row in answers]
+            lines = [[cell for label, share in row for cell in (as_cell(label), f"{share:.6g}")] for row in answers]
         else:
             form = "{:.9g}" if rows.dtype.kind == "f" else "{}"
             lines = [[form.format(value) for value in row] for row in rows.reshape(len(rows), -1).tolist()]
         self._write_lines(file, lines)
 
     def _write_lines(self, file: IO[bytes], lines: Sequence[Sequence[str]]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(lines)
-        file.write(text.getvalue().encode())
+        file.write("".join(",".join(line) + "\n" for line in lines).encode())
+
+
+def as_cell(label: str) -> str:
+    """A label as a cell that spreadsheets show: with a ' before one that they would run as a formula."""
+    text = f"'{label}" if label.startswith(_FORMULA) and not _NUMBER.fullmatch(label) else label
+    # By hand: csv.writer leaves a carriage return bare, after which a new line, or a formula, would begin.
+    return '"' + text.replace('"', '""') + '"' if set(text) & _QUOTED else text
 
 
 def likeliest(logits: Array, classes: Sequence[str], top: int) -> list[list[tuple[str, float]]]:

@@ -151,8 +151,11 @@ def test_likeliest_are_in_order_and_equals_in_theirs():
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{", '{"classes": "ab"}', '{"classes": [1]}', '{"scale": -1}', '{"scale": NaN}', "[" * 10_000]
-)
+    "text", ["[]", "{", '{"classes": "ab"}', '{"classes": [1]}', '{"scale": -1}', '{"scale": NaN}', "[" * 10_000,
+             f'{{"scale": {"9" * 400}}}', f'{{"scale": {"9" * 5000}}}', '{"scale": 1e400}', '{"scale": true}',
+             r'{"classes": ["a", "\ud800"]}', r'{"columns": ["b\udfff"]}'],
+    ids=lambda text: text[:24],
+)  # fmt: skip
 def test_a_damaged_description_is_refused(tmp_path, text):
     with pytest.raises(FormatError, match=r"net\.onnx"), blaming(tmp_path / "net.onnx"):
         Meaning.from_text(text)

@@ -22,7 +22,7 @@ from onchip.spec.layers import LAYERS, Layer
 from onchip.spec.layers.select import MOST_INDICES
 from onchip.spec.names import did_you_mean
 from onchip.spec.network import Network, Node
-from onchip.spec.reading import MAX_DIM, MAX_RANK, show
+from onchip.spec.reading import MAX_DIM, MAX_RANK, is_text, show
 from onchip.spec.recipe import Weight
 from onchip.spec.types import TensorType
 
@@ -194,6 +194,6 @@ def _need(kind: type[T], value: object, where: str) -> T:
     if not isinstance(value, kind):
         expected = {"dict": "an object", "list": "a list", "str": "a string"}[kind.__name__]
         raise FormatError(f"{where} has the wrong type", got=show(value), expected=expected)
-    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise FormatError(f"{where} is no text", got=show(value), expected="Unicode")  # half a letter cannot be printed
+    if isinstance(value, str) and not is_text(value):
+        raise FormatError(f"{where} is no text", got=show(value), expected="Unicode")
     return value

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from onchip.errors import FormatError
-from onchip.spec.reading import show
+from onchip.spec.reading import is_text, real, show
 
 MAX_TEXT = 4 << 20  # characters, in a file
 
@@ -34,10 +33,8 @@ class Meaning:
         if not isinstance(given, dict):
             got, expected = show(text), f"a JSON object of at most {MAX_TEXT:,} characters"
             raise FormatError("the network's description is damaged", got=got, expected=expected)
-        scale = given.get("scale", 0.0)
-        if not (type(scale) in (int, float) and 0 <= scale < math.inf):
-            raise FormatError("bad scale in the network's description", got=show(scale), expected="a number above 0")
-        return cls(_words(given, "columns"), _words(given, "classes"), float(scale))
+        scale = real(given.get("scale", 0.0), "the scale in the network's description")
+        return cls(_words(given, "columns"), _words(given, "classes"), scale)
 
     def check(self, inputs: int, outputs: int) -> None:
         """FormatError if it is of a network with another number of inputs or outputs."""
@@ -49,6 +46,7 @@ class Meaning:
 
 def _words(given: dict[str, Any], key: str) -> tuple[str, ...]:
     words = given.get(key, [])
-    if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+    # A word with half a letter in it, as JSON can spell it, could be neither printed nor written.
+    if not (isinstance(words, list) and all(isinstance(word, str) and is_text(word) for word in words)):
         raise FormatError(f"bad {key} in the network's description", got=show(words), expected="a list of words")
     return tuple(words)

@@ -36,6 +36,11 @@ def blaming(path: Path) -> Iterator[None]:
         ) from None  # fmt: skip
 
 
+def is_text(value: str) -> bool:
+    """Whether all of its letters are whole: JSON can spell half of one ("\\ud800"), which cannot be printed."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 def show(value: object) -> str:
     """A name or value out of a file, short enough for a message."""
     if isinstance(value, str | bytes):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import zipfile
-import zlib
 from pathlib import Path
 
-from onchip.errors import FormatError
+from onchip.errors import FormatError, OnchipError
 from onchip.files import free_memory, open_input
 from onchip.formats.arrays import RowSource, rows_of_npy
 from onchip.spec.names import did_you_mean
@@ -28,7 +27,9 @@ def open_npz(path: str | os.PathLike[str], name: str) -> RowSource:
                     raise FormatError("the array does not fit into memory", got=got, expected=expected, hint=hint)
                 with archive.open(member) as packed:
                     data = packed.read(member.file_size + 1)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        except (OnchipError, OSError, MemoryError):
+            raise
+        except Exception as error:  # every method of compression raises errors of its own, and names raise others
             hint = "numpy.savez('rows.npz', x=rows)"
             raise FormatError("not an .npz file", got=str(error), expected="a whole zip archive", hint=hint) from None
         return RowSource(rows_of_npy(data), lambda: None)

@@ -142,7 +142,10 @@ def test_misuse(cli, tmp_path):
     save(random_mlp(20, 16, 3), tmp_path / "m.onnx")
     np.save(tmp_path / "x.npy", rows(8, 20))
     for options, words in ((["--ranks", 0], "bad number of ranks"), (["--ranks", 1000], "bad number of ranks"),
-                           (["--resume"], "nothing to resume"),
+                           (["--ranks", "²"], "bad number of ranks"), (["--ranks", "9" * 5000], "bad number of ranks"),
+                           (["--ranks", "-2"], "bad number of ranks"), (["--resume"], "nothing to resume"),
+                           (["--gpus", "²"], "bad --gpus"), (["--gpus", "9" * 18], "no such GPUs"),
+                           (["--gpus", "0,²"], "bad --gpus"), (["--device", "cuda:²"], "device"),
                            (["--deadline", 0], "bad deadline"), (["--gpus", "a"], "bad --gpus")):  # fmt: skip
         ran = cli("run", "m.onnx", "x.npy", "--device", "cpu", *options)
         assert (ran.code, ran.out) == (2, "")

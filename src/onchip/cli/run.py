@@ -291,7 +291,9 @@ def _naming_stdin(path: Path | None) -> Iterator[None]:
 
 
 def _parse_ranks(text: str) -> int:
-    if not text.isdigit():
+    from onchip.spec.reading import is_count
+
+    if not is_count(text):
         raise InputError("bad number of ranks", got=text, expected="a number, or auto", hint="--ranks 2")
     return int(text)
 

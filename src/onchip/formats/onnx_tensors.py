@@ -10,7 +10,7 @@ import numpy as np
 
 from onchip.errors import FormatError
 from onchip.files import free_memory, open_input
-from onchip.spec.reading import show
+from onchip.spec.reading import is_count, show
 from onchip.spec.recipe import Array
 from onchip.spec.types import DTYPE_BYTES, numpy_dtype
 
@@ -132,7 +132,7 @@ class TensorReader:
 
 
 def _byte_count(value: str, where: str) -> int:
-    if not (value.isascii() and value.isdigit() and len(value) < 19):
+    if not is_count(value):
         raise FormatError(f"{where}: bad place of its external data", got=show(value), expected="a number of bytes")
     return int(value)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from onchip.spec.reading import is_count
+
 # Hydra and srun --mpi=pmi2, PMIx, Open MPI.
 _RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
@@ -19,7 +21,7 @@ def launched_as(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
     """
     rank = next((env[name] for name in _RANK_NAMES if name in env), "")
     size = next((env[name] for name in _SIZE_NAMES if name in env), "1")
-    return (int(rank), int(size)) if rank.isdigit() and size.isdigit() else None
+    return (int(rank), int(size)) if is_count(rank) and is_count(size) else None
 
 
 def is_one_of_many(env: Mapping[str, str] = os.environ) -> bool:
@@ -34,4 +36,4 @@ def gpu_rank(local_rank: int, local_size: int, env: Mapping[str, str] = os.envir
     Ranks in a container each share none, and MPI takes each for a machine; the launcher knows better.
     """
     said = next((env[name] for name in _LOCAL_NAMES if name in env), "")
-    return int(said) if local_size == 1 and said.isdigit() else local_rank
+    return int(said) if local_size == 1 and is_count(said) else local_rank

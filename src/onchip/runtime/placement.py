@@ -15,6 +15,7 @@ from onchip.runtime.cpu import PRECISION as CPU_PRECISION
 from onchip.runtime.cpu import CpuBackend, this_cpu
 from onchip.spec.names import did_you_mean
 from onchip.spec.network import Network
+from onchip.spec.reading import is_count
 
 
 def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend, str]:
@@ -90,7 +91,7 @@ def _backend(name: str, threads: int | None = None) -> Backend:
 def _device_number(text: str, count: int) -> int:
     if not text:
         return 0
-    if not text.isdigit() or int(text) >= count:
+    if not is_count(text) or int(text) >= count:
         raise DeviceError("no such GPU", got=f"cuda:{text}", expected=f"cuda:0 to cuda:{count - 1}")
     return int(text)
 

@@ -32,6 +32,7 @@ from onchip.runtime.row_sources import Source
 from onchip.runtime.stream import Chunk, chunks_of, cut_rows, piece_rows, reads_ahead, share_rows
 from onchip.runtime.team import Team, pack_sources
 from onchip.spec.network import Network
+from onchip.spec.reading import is_count
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,12 @@ def _cuts(plan: Plan, total: int, batch: int | None, workers: int) -> tuple[int,
 def parse_gpus(text: str) -> tuple[int, ...]:
     """ "4" is the first four GPUs, "0,2" those of these numbers."""
     parts = text.split(",")
-    if not all(part.strip().isdigit() for part in parts):
+    if not all(is_count(part.strip()) for part in parts):
         raise InputError("bad --gpus", got=text, expected="a number of GPUs, or numbers as 0,1", hint="--gpus 0,1")
     numbers = tuple(int(part) for part in parts)
-    if len(numbers) == 1:
-        numbers = tuple(range(numbers[0]))
     count = len(cuda_devices())
+    if len(numbers) == 1:
+        numbers = tuple(range(min(numbers[0], count + 1)))  # one too many is enough to be refused
     if not numbers or max(numbers) >= count:
         got = f"--gpus {text}, of {count} here" + (f": {why_no_cuda()}" if not count else "")
         hint = f"--gpus {count}" if count else "--device cpu"

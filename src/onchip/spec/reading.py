@@ -41,6 +41,11 @@ def is_text(value: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
+def is_count(text: str) -> bool:
+    """Whether it is a whole number in plain digits, and not too large: int() takes it."""
+    return text.isascii() and text.isdigit() and len(text) < 19
+
+
 def show(value: object) -> str:
     """A name or value out of a file, short enough for a message."""
     if isinstance(value, str | bytes):

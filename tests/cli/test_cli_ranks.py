@@ -172,6 +172,22 @@ def test_ranks_start_no_ranks(tmp_path, job):
     assert ran.stderr.count("these are ranks already\n  got:      --ranks 2 in 2 ranks") == 1  # rank 0 speaks
 
 
+@needs_mpi
+@pytest.mark.parametrize("job", [["run", "decode", "--count", "4"], ["train", "digits", "--data", "sklearn"]])
+def test_a_rank_of_another_version_is_refused(tmp_path, job):
+    code = (
+        "import sys, onchip; from onchip.runtime.launchers import launched_as\n"
+        "if launched_as()[0] == 1: onchip.__version__ = '0.0.1'\n"
+        "from onchip.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    command = [find_mpiexec(), "-n", "3", sys.executable, "-c", code, *job, "--device", "cpu"]
+    ran = subprocess.run(command, env=ENV, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert re.search(r"rank 1 on \S+ runs another onchip\n  got: +onchip 0\.0\.1\n", ran.stderr)
+    assert ran.stderr.count("runs another onchip") == 1  # rank 0 speaks
+
+
 def test_a_rank_that_nobody_tells_of_the_others_starts_none(cli, monkeypatch):
     monkeypatch.setenv("ONCHIP_SUPERVISOR", "/none")
     ran = cli("run", "decode", "--count", 4, "--ranks", 2)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from onchip import __version__
 from onchip.errors import DeviceError, OnchipError, RankError
 from onchip.runtime import shared_memory
 from onchip.runtime.launchers import gpu_rank, launched_as
@@ -173,10 +174,25 @@ class MpiRanks:
         self.machine, self.machines = local.bcast(first)
         self.local_cores = len(set().union(*local.allgather(own_cores())))
         self.wait_s = float("inf")
-        self.hosts = tuple(self._comm.allgather(socket.gethostname()))
+        told = self._comm.allgather((socket.gethostname(), __version__))
+        self.hosts = tuple(host for host, _ in told)
+        self._check_versions([version for _, version in told])
         self._sent: list[tuple[Any, Any]] = []  # requests under way, and what they send
         self.is_over, self._code = False, 1
         atexit.register(self._end)  # before MPI's own end, which would wait for ranks that are stuck
+
+    def _check_versions(self, versions: Sequence[str]) -> None:
+        """DeviceError on rank 0, which speaks for all, if a rank has another onchip: its bits may differ."""
+        other = next((rank for rank, version in enumerate(versions) if version != versions[0]), None)
+        if other is None:
+            return
+        if self.rank:
+            raise SystemExit(DeviceError.exit_code)
+        raise DeviceError(
+            f"rank {other} on {self.hosts[other]} runs another onchip", got=f"onchip {versions[other]}",
+            expected=f"onchip {versions[0]}, as rank 0 on {self.hosts[0]}",
+            hint=f"pip install onchip=={versions[0]} on every machine",
+        )  # fmt: skip
 
     def broadcast(self, value: Any) -> Any:
         buffers: list[pickle.PickleBuffer] = []

@@ -118,6 +118,32 @@ def test_a_rank_that_dies_ends_the_job_which_is_resumed(cli, spawn, tmp_path, lo
 
 
 @needs_mpi
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="ranks are found by /proc")
+def test_ranks_end_with_the_process_that_started_them(cli, spawn, tmp_path, long_job):
+    process, ranks = start(spawn, tmp_path, [*long_job, "--deadline", "600"])
+    assert len(ranks) == 2
+    process.kill()
+    for pid in ranks.values():
+        while is_running(pid):
+            time.sleep(0.01)
+    assert not (tmp_path / "y.npy").exists()
+    ran = cli(*long_job, "-o", "y.npy", "--resume", "--json")
+    assert ran.code == 0, ran.err
+    assert 0 < json.loads(ran.out)["resumed_rows"] < 200_000
+    assert cli(*long_job, "-o", "whole.npy").code == 0
+    assert same_files(tmp_path, "whole.npy", "y.npy")
+
+
+def is_running(pid):
+    """Whether it has not ended, waited for or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@needs_mpi
 @pytest.mark.parametrize(
     ("kind", "code", "words"),
     [("stop", 1, "rank 1 on .* hangs\n  got: +chunk \\d+, rows .* for 1 s"),

@@ -62,6 +62,7 @@ class Reporter:
         self._socket = _connect(path)
         self._tell(rank=ranks.rank, pid=os.getpid(), host=ranks.hosts[ranks.rank])
         atexit.register(self._tell, bye=True)  # a rank that is killed says none
+        threading.Thread(target=_end_after, args=(self._socket,), name="onchip-starter", daemon=True).start()
         if ranks.rank == 0:  # rank 0 speaks, and what a launcher has to say is shown only if it is needed
             for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
                 stream.flush()
@@ -79,8 +80,17 @@ class Reporter:
 
     def _tell(self, **what: Any) -> None:
         if self._socket is not None:
-            with self._lock, contextlib.suppress(OSError):  # who started it is gone: the launcher ends it
+            with self._lock, contextlib.suppress(OSError):  # who started it is gone: this rank will end, too
                 self._socket.sendall(json.dumps(what).encode() + b"\n")
+
+
+def _end_after(starter: socket.socket) -> None:
+    """End this rank when the process that started it is gone: the launcher is in a session of its own, and stays."""
+    with contextlib.suppress(OSError):
+        starter.recv(1)  # nothing is ever sent this way: it returns when the other end is closed
+    os.kill(os.getpid(), signal.SIGTERM)  # in order: what is done is kept
+    time.sleep(_GRACE_S)
+    os._exit(1)
 
 
 def _connect(path: str) -> socket.socket:

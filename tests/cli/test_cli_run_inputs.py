@@ -1,13 +1,17 @@
 """onchip run on models of several inputs: files by name, lengths of sentences told or counted, on both devices."""
 
 import json
+import os
 import shlex
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from checks import assert_error_within, assert_refused, rows
+from conftest import SRC
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.formats.load import save
@@ -133,3 +137,20 @@ def test_an_output_over_an_input(cli):
     ran = cli("run", "m.onnx", "a.npy", "--input", "b=b.npy", "-o", "b.npy")
     assert ran.code == 2
     assert "--output would overwrite --input b" in ran.err
+
+
+def test_rows_that_are_truncated_during_the_run_end_it_with_a_message(tmp_path):
+    """In a process of its own, which a mapped file would have ended without a word."""
+    np.save(tmp_path / "x.npy", rows(4000, 72))
+    code = (
+        "import os, sys; from onchip.cli.main import main; from onchip.runtime.output import PartialOutput\n"
+        "PartialOutput.record = lambda *_: os.truncate('x.npy', 100)\n"
+        "sys.exit(main(['run', 'decode', 'x.npy', '-o', 'y.npy', '--batch', '100', '--device', 'cpu']))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "x.npy: the file was truncated while it was read" in ran.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]

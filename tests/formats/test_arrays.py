@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from onchip.errors import FormatError, InputError, OnchipError, OutputError, ShapeError
 from onchip.formats import arrays
-from onchip.formats.arrays import NpyWriter, map_npy, open_rows
+from onchip.formats.arrays import NpyWriter, map_npy, open_flat_rows, open_rows
 from onchip.spec.types import numpy_dtype
 
 SETTINGS = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -117,6 +117,28 @@ def test_only_whole_npy_files_are_mapped(tmp_path):
         path.write_bytes(data)
         with pytest.raises(FormatError, match=r"rows\.npy"):
             map_npy(path)
+
+
+@pytest.mark.parametrize("kind", ["npy", "fortran", "idx", "bin"])
+@pytest.mark.parametrize("left_bytes", [0, 100, 4095, 5000, 40_000])
+def test_a_file_that_is_truncated_while_it_is_read_is_an_error(tmp_path, kind, left_bytes):
+    """In a process that has it mapped it would be a SIGBUS."""
+    x, path = np.arange(20_000, dtype=np.float32).reshape(-1, 5), tmp_path / f"x.{kind}"
+    if kind == "bin":
+        path.write_bytes(x.tobytes())
+    elif kind == "idx":
+        path.write_bytes(b"\0\0\x0d\2" + struct.pack(">2I", *x.shape) + x.astype(">f4").tobytes())
+    else:
+        with path.open("wb") as file:
+            np.save(file, np.asfortranarray(x) if kind == "fortran" else x)
+    opened = open_flat_rows(path, (5,), np.dtype("float32")) if kind == "bin" else open_rows(path)
+    with opened as source:
+        assert np.array_equal(source.read(3990, 4000), x[3990:])
+        os.truncate(path, left_bytes)
+        with pytest.raises(FormatError, match="truncated while it was read") as caught:
+            source.read(3990, 4000)
+        assert str(path) in caught.value.what
+        assert "80," in caught.value.expected
 
 
 def test_reading_past_the_end_is_cut_and_bad_ranges_are_refused(tmp_path):

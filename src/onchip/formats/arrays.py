@@ -1,6 +1,6 @@
 """Arrays of rows on disk, opened without being loaded, and written piece by piece.
 
-open_rows knows .npy (memory-mapped), idx, the format of MNIST (memory-mapped), and idx inside .gz
+open_rows knows .npy and idx, the format of MNIST (both are read when asked for), and idx inside .gz
 (unpacked into memory). Which of them a file is, its first bytes say. open_flat_rows opens numbers without a
 header, of which somebody must say what they are.
 """
@@ -16,6 +16,7 @@ import math
 import mmap
 import os
 import pickle
+import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,17 +54,59 @@ class _Layout:
     order: str
 
 
+class _StoredRows:
+    """Rows in a file, sliced as an array is.
+
+    They are read, not mapped: whoever truncates the file meanwhile would end a process that has it mapped.
+    """
+
+    def __init__(self, file: IO[bytes], layout: _Layout) -> None:
+        self._file, self._layout = io.FileIO(os.dup(file.fileno())), layout
+        self._lock = threading.Lock()  # between seek and read
+        self.shape, self.dtype = layout.shape, np.dtype(layout.dtype)
+
+    def __getitem__(self, part: slice) -> Array:
+        rows, *row_shape = self.shape
+        start, stop, _ = part.indices(rows)
+        if self._layout.order == "C" or stop == start:
+            made = np.empty((stop - start, *row_shape), self.dtype)
+            self._fill(made, start * made[:1].nbytes)
+            return made
+        # Column-major: the rows of each column lie side by side.
+        turned = np.empty((*reversed(row_shape), stop - start), self.dtype)
+        for i, column in enumerate(turned.reshape(-1, stop - start)):
+            self._fill(column, (i * rows + start) * self.dtype.itemsize)
+        return turned.T
+
+    def _fill(self, made: Array, begin: int) -> None:
+        """Read all of an array that lies so many bytes after the header."""
+        left = memoryview(made.reshape(-1).view(np.uint8).data)
+        with self._lock, blaming(Path(self._layout.path)):
+            self._file.seek(self._layout.offset + begin)
+            while len(left):
+                if not (count := self._file.readinto(left)):
+                    got, expected = f"{self._file.tell():,} B", f"{self._layout.file_bytes:,} B, as when it was opened"
+                    hint = "the same command again, when the file is whole"
+                    raise FormatError("the file was truncated while it was read", got=got, expected=expected, hint=hint)
+                left = left[count:]
+
+    def close(self) -> None:
+        self._file.close()
+
+    __del__ = close  # another process's, or a thread's, is forgotten and not closed
+
+
 class RowSource:
     """Rows of a file, read when asked for. Close it, or use it in a `with` block.
 
     layout  where the rows lie in which file: another process finds them there, if it is pickled; None: in memory
     """
 
-    def __init__(self, rows: Array, close: Callable[[], None], layout: _Layout | None = None) -> None:
+    def __init__(self, rows: Array | _StoredRows, close: Callable[[], None], layout: _Layout | None = None) -> None:
         self._layout = layout
         self.shape: tuple[int, ...] = rows.shape
         self.dtype: np.dtype[Any] = rows.dtype.newbyteorder("=")  # what read() returns
-        self._rows: Array | None = rows
+        self._rows: Array | _StoredRows | None = rows
         self._close = close
 
     def __len__(self) -> int:
@@ -75,17 +118,18 @@ class RowSource:
             raise InputError("these rows were closed", hint="read inside the `with` block")
         if not 0 <= start <= stop:
             raise InputError("no such rows", got=f"{start} to {stop}", expected=f"0 <= start <= stop <= {len(self)}")
-        return np.array(self._rows[start:stop], dtype=self.dtype, order="C")
+        is_stored = isinstance(self._rows, _StoredRows)  # what it gives is a copy already
+        return np.array(self._rows[start:stop], dtype=self.dtype, order="C", copy=None if is_stored else True)
 
     def close(self) -> None:
         if self._rows is not None:
-            self._rows = None  # before the map: a map with a view on it cannot be closed
+            self._rows = None
             self._close()
 
     def __reduce__(self) -> tuple[object, ...]:
         if self._layout is None:
             raise pickle.PicklingError("these rows are in the memory of one process")
-        return _map_again, (self._layout,)
+        return _open_again, (self._layout,)
 
     def __enter__(self) -> RowSource:
         return self
@@ -126,7 +170,7 @@ def map_npy(path: str | os.PathLike[str]) -> Array:
 
 
 def open_flat_rows(path: str | os.PathLike[str], row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> RowSource:
-    """Open a file that is nothing but rows of this shape and dtype, little-endian (memory-mapped)."""
+    """Open a file that is nothing but rows of this shape and dtype, little-endian."""
     source = Path(path)
     stored = dtype.newbyteorder("<")
     row_bytes = _data_bytes(stored, row_shape)
@@ -140,7 +184,7 @@ def open_flat_rows(path: str | os.PathLike[str], row_shape: tuple[int, ...], dty
                 expected=f"a multiple of {row_bytes:,} B: rows of {dtype.name} {show(row_shape)}",
                 hint="copy the file again, or see that it was made for this network",
             )  # fmt: skip
-        return _map_rows(file, 0, stored, (rows, *row_shape), "C")
+        return _stored_rows(file, 0, stored, (rows, *row_shape), "C")
 
 
 # -- npy ---------------------------------------------------------------------------------------------------
@@ -148,7 +192,7 @@ def open_flat_rows(path: str | os.PathLike[str], row_shape: tuple[int, ...], dty
 
 def _open_npy(file: IO[bytes]) -> RowSource:
     dtype, shape, order, offset = _npy_layout(file)
-    return _map_rows(file, offset, dtype, shape, order)
+    return _stored_rows(file, offset, dtype, shape, order)
 
 
 def rows_of_npy(data: bytes) -> Array:
@@ -213,7 +257,7 @@ def _number_dtype(descr: object) -> np.dtype[Any]:
 
 def _open_idx(file: IO[bytes]) -> RowSource:
     dtype, shape, offset = _idx_header(file)
-    return _map_rows(file, offset, dtype, shape, "C")
+    return _stored_rows(file, offset, dtype, shape, "C")
 
 
 def _idx_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], int]:
@@ -280,26 +324,24 @@ def _check_size(offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], file_
     )  # fmt: skip
 
 
-def _map_rows(file: IO[bytes], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any) -> RowSource:
-    _check_size(offset, dtype, shape, os.fstat(file.fileno()).st_size)
-    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+def _stored_rows(file: IO[bytes], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any) -> RowSource:
     found = os.fstat(file.fileno())
+    _check_size(offset, dtype, shape, found.st_size)
     path = os.path.abspath(file.name)
     layout = _Layout(path, found.st_size, found.st_mtime_ns, offset, dtype.str, shape, order)
-    try:
-        return RowSource(_as_rows(mapped, offset, dtype, shape, order), mapped.close, layout)
-    except FormatError:
-        mapped.close()
-        raise
+    if 0 in shape:
+        return RowSource(_as_rows(b"", offset, dtype, shape, order), lambda: None, layout)
+    rows = _StoredRows(file, layout)
+    return RowSource(rows, rows.close, layout)
 
 
-def _map_again(layout: _Layout) -> RowSource:
+def _open_again(layout: _Layout) -> RowSource:
     """The same rows of the same file, in another process; FormatError if this machine has another file there."""
     with open_input(layout.path) as file:
         found = os.fstat(file.fileno())
         if (found.st_size, found.st_mtime_ns) != (layout.file_bytes, layout.changed_ns):
             raise FormatError(f"{layout.path} is another file here", expected=f"{layout.file_bytes:,} B, as elsewhere")
-        return _map_rows(file, layout.offset, np.dtype(layout.dtype), layout.shape, layout.order)
+        return _stored_rows(file, layout.offset, np.dtype(layout.dtype), layout.shape, layout.order)
 
 
 def _as_rows(buffer: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any) -> Array:

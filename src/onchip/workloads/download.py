@@ -9,20 +9,24 @@ import functools
 import hashlib
 import io
 import os
-import urllib.error
+import queue
+import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from onchip.cache import cache_dir
 from onchip.errors import FormatError, InputError, OnchipError
-from onchip.files import open_locked, write_error
+from onchip.files import open_input, open_locked, write_error
 
 _PIECE_BYTES = 1 << 16
-_TIMEOUT_S = 30.0  # without a byte
+_PIECES_AHEAD = 16  # that may wait to be written
+_TIMEOUT_S = 30.0  # without a byte, and beside what the bytes of a file take
+_LEAST_BYTES_S = 10_000  # a source that sends less is given up; what came stays for the next try
 
 
 @dataclass(frozen=True)
@@ -131,39 +135,73 @@ def _fetch_from(source: str, file: DataFile, folder: Path, progress: Progress) -
 def _append(source: str, file: DataFile, out: IO[bytes], progress: Progress) -> None:
     """Write what is missing behind what is there."""
     there = out.seek(0, os.SEEK_END)
-    with _opened(source, file.name, there if there <= file.size_bytes else 0) as (incoming, begins):
-        out.truncate(begins)  # a server that cannot begin in the middle begins anew
-        out.seek(begins)
-        here = begins
-        while here < file.size_bytes:
-            try:
-                piece = incoming.read(min(_PIECE_BYTES, file.size_bytes - here))
-            except OSError as error:
-                raise _SourceError(f"it broke off after {here:,} B ({error})") from None
-            if not piece:
-                raise _SourceError(f"it ends after {here:,} B")
-            out.write(piece)
-            here += len(piece)
+    if there == file.size_bytes:
+        return
+    end_s = time.monotonic() + _TIMEOUT_S + file.size_bytes / _LEAST_BYTES_S
+    here = -1
+    for piece in _pieces(source, file, there if there < file.size_bytes else 0, end_s):
+        if isinstance(piece, int):  # a server that cannot begin in the middle begins anew
+            here = out.seek(piece)
+            out.truncate()
+        else:
+            here += out.write(piece)
             progress(here)
+    if here < file.size_bytes:
+        raise _SourceError(f"it ends after {here:,} B")
+
+
+def _pieces(source: str, file: DataFile, begin: int, end_s: float) -> Iterator[int | bytes]:
+    """The byte at which a source begins, then what it sends from there, at most all of the file; _SourceError if it
+    fails, or is not done at that time.
+
+    A thread of its own reads: a server that always sends a little could keep whoever waits for it for ever.
+    """
+    came: queue.Queue[int | bytes | Exception] = queue.Queue(_PIECES_AHEAD)
+    is_over = threading.Event()
+
+    def read() -> None:
+        try:
+            with _opened(source, file.name, begin) as (incoming, begins):
+                came.put(begins)  # the first of them: there is room
+                left = file.size_bytes - begins
+                while not is_over.is_set() and left and (piece := incoming.read1(min(_PIECE_BYTES, left))):
+                    came.put(piece, timeout=_TIMEOUT_S)
+                    left -= len(piece)
+            came.put(b"", timeout=_TIMEOUT_S)
+        except Exception as error:  # HTTPException, ValueError, UnicodeError, OSError, ..: as servers and addresses are
+            with suppress(queue.Full):
+                came.put(error, timeout=_TIMEOUT_S)
+
+    threading.Thread(target=read, name="onchip-fetch", daemon=True).start()
+    here = 0
+    try:
+        while True:
+            try:
+                piece = came.get(timeout=max(0.0, end_s - time.monotonic()))
+            except queue.Empty:
+                raise _SourceError(f"it is too slow: {here:,} B came in time") from None
+            if isinstance(piece, Exception):
+                reason = getattr(piece, "reason", None) or getattr(piece, "strerror", None) or str(piece)
+                raise _SourceError(f"{reason or type(piece).__name__}" + (f" after {here:,} B" if here else ""))
+            if piece == b"":
+                return
+            here = piece if isinstance(piece, int) else here + len(piece)
+            yield piece
+    finally:
+        is_over.set()
 
 
 @contextmanager
-def _opened(source: str, name: str, begin: int) -> Iterator[tuple[IO[bytes], int]]:
+def _opened(source: str, name: str, begin: int) -> Iterator[tuple[Any, int]]:
     """A file of a source, and the byte that its first is: `begin` where the source can."""
-    is_url = source.startswith(("http://", "https://"))
-    try:
-        if is_url:
-            request = urllib.request.Request(f"{source.rstrip('/')}/{name}", headers={"Range": f"bytes={begin}-"})
-            incoming = urllib.request.urlopen(request if begin else request.full_url, timeout=_TIMEOUT_S)
-            begins = begin if incoming.status == 206 else 0
-        else:
-            incoming, begins = (Path(source.removeprefix("file://")) / name).open("rb"), begin
-            incoming.seek(begin)
-    except OSError as error:  # urllib's are
-        reason = getattr(error, "reason", None) or error.strerror or error
-        raise _SourceError(f"{reason}") from None
-    with incoming:
-        yield incoming, begins
+    if source.startswith(("http://", "https://")):
+        request = urllib.request.Request(f"{source.rstrip('/')}/{name}", headers={"Range": f"bytes={begin}-"})
+        with urllib.request.urlopen(request if begin else request.full_url, timeout=_TIMEOUT_S) as incoming:
+            yield incoming, begin if incoming.status == 206 else 0
+    else:
+        with open_input(Path(source.removeprefix("file://")) / name) as stored:
+            stored.seek(begin)
+            yield stored, begin
 
 
 def _is_whole(path: Path, file: DataFile) -> bool:

@@ -264,7 +264,9 @@ def test_after_a_server_that_lies_another_is_asked(cli, liar, server, folder, mo
 def test_a_source_that_cannot_be_is_refused(cli, folder, tmp_path, place):
     (tmp_path / "pipes").mkdir()
     os.mkfifo(tmp_path / "pipes" / "images.gz")
-    refused(cli("data", "mnist", "--from", place))
+    ran = cli("data", "mnist", "--from", place)
+    refused(ran)
+    assert ran.err.count("got:") == 1
 
 
 def test_what_came_whole_is_not_asked_for_again(cli, server, folder):

@@ -1,17 +1,26 @@
 """Plans as data: the same plan from its JSON, on the CPU and for a GPU, and nothing else from what is no plan."""
 
 import copy
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from checks import random_mlp
-from onchip.errors import FormatError, InputError, OnchipError, PlanError
+from onchip.errors import DeviceError, FormatError, InputError, OnchipError, PlanError
 from onchip.kernels.cpu import KERNELS
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
-from onchip.plan.plan_json import given_weights, plan_digest, plan_from_json, plan_to_json
+from onchip.plan.plan_json import (
+    given_weights,
+    plan_digest,
+    plan_from_json,
+    plan_record,
+    plan_to_json,
+    recorded_device,
+    recorded_kind,
+)
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for
 from onchip.spec.build import sequential
@@ -21,6 +30,8 @@ from onchip.spec.types import TensorType
 from onchip.workloads import faces
 from random_networks import random_network
 from takers import CPU
+
+KINDS = (CPU, A100, H200)
 
 
 def again(plan, kernels):
@@ -44,6 +55,33 @@ def assert_same(one, two):
 def test_any_plan_is_the_same_from_its_json(seed):
     plan = make_plan(random_network(seed), CPU, KERNELS, Job(batch=10**9 if seed % 2 else 7))
     assert_same(plan, again(plan, KERNELS))
+
+
+@pytest.mark.parametrize("device", [CPU, H200], ids=lambda device: device.kind)
+@pytest.mark.parametrize("seed", range(12))
+def test_any_plan_is_chosen_again_by_its_record(device, seed):
+    """On a machine of the same kind that has measured other rates since then."""
+    net, job = random_network(seed), Job(batch=10**9 if seed % 2 else 7)
+    plan = make_plan(net, device, kernels_for(device), job, whole=False)
+    record = json.loads(json.dumps(plan_record(plan)))
+    here = dataclasses.replace(
+        device, bandwidth=device.bandwidth * 9, flops={**device.flops, "fp32": device.flops["fp32"] / 9}
+    )
+    assert recorded_kind(record) == device.kind
+    found = recorded_device(record, here)
+    assert plan_digest(make_plan(net, found, kernels_for(found), job, whole=False)) == record["sha256"]
+
+
+def test_a_record_of_another_kind_of_device_is_refused():
+    net = random_mlp(6, 5, 4)
+    for device in KINDS:
+        record = json.loads(json.dumps(plan_record(make_plan(net, device, kernels_for(device)))))
+        for here in KINDS:
+            if device is here:
+                assert recorded_device(record, here) == device
+            else:
+                with pytest.raises(DeviceError, match="another kind of device"):
+                    recorded_device(record, here)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

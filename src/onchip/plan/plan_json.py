@@ -78,7 +78,7 @@ def recorded_kind(record: Any) -> str:
 def recorded_device(record: Any, here: Device) -> Device:
     """Of such a record, the device, which must be of the kind that is here; FormatError if it is none."""
     told, like = record["device"], _device_to_json(here)
-    _check_like(told, like, "its device")
+    fields(told, tuple(like), "its device")
     # On a GPU these decide what a kernel may take; on a CPU they only decide what is quick.
     same = ("kind", "arch", "vector_bytes", *(("units", "fast_bytes") if here.kind == "cuda" else ()))
     if other := [name for name in same if told[name] != like[name]]:
@@ -87,6 +87,7 @@ def recorded_device(record: Any, here: Device) -> Device:
             "the run began on another kind of device", got=got, expected=expected,
             hint="resume it there, or no --resume to begin anew",
         )  # fmt: skip
+    _check_like(told, like, "its device")
     return _device(told)
 
 

@@ -181,9 +181,7 @@ def _pieces(source: str, file: DataFile, begin: int, end_s: float) -> Iterator[i
             except queue.Empty:
                 raise _SourceError(f"it is too slow: {here:,} B came in time") from None
             if isinstance(piece, Exception):
-                reasons = (
-                    getattr(piece, name, None) for name in ("got", "reason", "strerror")
-                )  # ours, urllib's, others
+                reasons = (getattr(piece, name, None) for name in ("got", "reason", "strerror"))
                 reason = next(filter(None, reasons), None) or str(piece) or type(piece).__name__
                 raise _SourceError(f"{reason}" + (f" after {here:,} B" if here else ""))
             if piece == b"":

@@ -9,8 +9,8 @@ from scipy import special
 NUMPY = (
     "abs", "arctan", "argmax", "argmin", "asarray", "broadcast_arrays", "ceil", "clip", "concatenate", "cos",
     "cumsum", "exp", "flip", "floor", "fmod", "log", "max", "maximum", "mean", "min", "minimum", "mod", "moveaxis",
-    "reciprocal", "reshape", "round", "sin", "split", "sqrt", "sum", "take", "tanh", "transpose", "where", "zeros",
-    "zeros_like",
+    "reciprocal", "reshape", "round", "sign", "sin", "split", "sqrt", "sum", "take", "tanh", "transpose", "where",
+    "zeros", "zeros_like",
 )  # fmt: skip
 
 

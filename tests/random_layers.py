@@ -39,6 +39,7 @@ from onchip.spec.layers import (
     Div,
     Dropout,
     Embedding,
+    Equal,
     Erf,
     Exp,
     Floor,
@@ -49,6 +50,7 @@ from onchip.spec.layers import (
     GlobalNorm,
     GlobalSum,
     Greater,
+    GreaterOrEqual,
     GroupNorm,
     HardSigmoid,
     HardSwish,
@@ -82,6 +84,7 @@ from onchip.spec.layers import (
     Round,
     SequenceMax,
     Sigmoid,
+    Sign,
     SiLU,
     Sin,
     Slice,
@@ -147,17 +150,17 @@ def _on_tame_floats(grow: Growing, kind: type[Layer]) -> None:
 def _mask(grow: Growing, kind: type[Layer]) -> None:
     if (value := grow.some_float()) is not None:
         if grow.pick(YES_NO):
-            grow.add(Mask(), value, mask=grow.row(value))
+            grow.add(Mask(), value, **{grow.pick(("first", "mask")): grow.row(value)})
         else:
             grow.add(Mask(), value, grow.add(ReLU(), value))
 
 
-def _greater(grow: Growing, kind: type[Layer]) -> None:
+def _compare(grow: Growing, kind: type[Layer]) -> None:
     """Of an input and constants, which nothing rounds: what is rounded might be on the other side."""
     values = [value for value in grow.inputs if value not in grow.steps and grow.is_float(value)]
     if values:
         value = grow.pick(values)
-        grow.add(Greater(), value, **{grow.pick(("first", "constant")): grow.row(value)})
+        grow.add(kind(), value, **{grow.pick(("first", "constant")): grow.row(value)})
 
 
 def _ordered(grow: Growing, kind: type[Layer]) -> None:
@@ -413,7 +416,7 @@ MAKERS: dict[type[Layer], Callable[[Growing, Any], None]] = {
     **dict.fromkeys((Exp, Log, Sqrt, Reciprocal, Sin, Cos), _on_tame_floats),
     **dict.fromkeys((Sub, Div, Pow, PReLU), _ordered),
     Mask: _mask,
-    Greater: _greater,
+    **dict.fromkeys((Greater, GreaterOrEqual, Equal), _compare),
     **dict.fromkeys((Softmax, LogSoftmax), _over_axis),
     **dict.fromkeys((GlobalMax, GlobalMean, GlobalMin, GlobalSum, GlobalNorm), _global),
     **dict.fromkeys((ArgMax, ArgMin), _argument),
@@ -438,7 +441,7 @@ MAKERS: dict[type[Layer], Callable[[Growing, Any], None]] = {
     Embedding: _embedding,
     TokenConv: _token_conv,
     **dict.fromkeys((TopK, ArgTopK), _top_k),
-    **dict.fromkeys((Floor, Ceil, Round), _whole),
+    **dict.fromkeys((Floor, Ceil, Round, Sign), _whole),
     ToInts: _to_ints,
     Mod: _mod,
 }

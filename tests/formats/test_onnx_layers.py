@@ -308,9 +308,10 @@ def recurrences(draw, kind):
 # What ONNX Runtime has of doubles is less.
 FLOAT32 = {"GELU", "Erf", "Atan", "Mish", "HardSwish", "HardSigmoid", "Softplus", "Softsign", "ELU", "SELU"}
 FUNCTIONS = (
-    "ELU", "SELU", "HardSigmoid", "HardSwish", "Softplus", "Softsign", "Mish", "Abs", "Sqrt", "Reciprocal", "Exp",
-    "Log", "Sin", "Cos", "Erf", "Atan", "Floor", "Ceil", "Round",
+    "ELU", "SELU", "HardSigmoid", "HardSwish", "Softplus", "Softsign", "Mish", "Abs", "Sign", "Sqrt", "Reciprocal",
+    "Exp", "Log", "Sin", "Cos", "Erf", "Atan", "Floor", "Ceil", "Round",
 )  # fmt: skip
+COMPARISONS = ("Greater", "GreaterOrEqual", "Equal")
 FEW = (
     *FUNCTIONS,
     "Max",
@@ -319,6 +320,8 @@ FEW = (
     "Div",
     "PReLU",
     "Greater",
+    "GreaterOrEqual",
+    "Equal",
     "Mask",
     "GlobalMin",
     "GlobalSum",
@@ -333,7 +336,7 @@ STRATEGIES = {
     **{kind: over_axes(kind) for kind in ("TopK", "ArgTopK")},
     "MatMul": products(), "Mask": masks(),
     **{kind: combinations(kind) for kind in ("Add", "Mul", "Max", "Min")},
-    **{kind: ordered(kind) for kind in ("Sub", "Div", "Pow", "PReLU", "Greater")},
+    **{kind: ordered(kind) for kind in ("Sub", "Div", "Pow", "PReLU", *COMPARISONS)},
     **{kind: elementwise(kind) for kind in FUNCTIONS},
     **{kind: batch_norms(kind) for kind in ("BatchNorm1d", "BatchNorm2d")},
     **{kind: selections(kind) for kind in ("Slice", "Gather", "Pad", "Tile")},
@@ -389,7 +392,7 @@ def check_both_ways(tmp_path, kind, data, rows):
         assert back.nodes == ()
     elif len(net.inputs) + len(net.nodes[0].weights) < 3 or kind not in MANY:  # ONNX adds two at a time
         (node,), (kept,) = net.nodes, back.nodes
-        assert kept.name == "layer" or kind == "Greater"  # which is written with a Cast behind it
+        assert kept.name == "layer" or kind in COMPARISONS  # which are written with a Cast behind it
         assert normal(kept.layer, net) == normal(node.layer, net)
         for role, name in node.weights.items() if kind != "Mask" else ():  # which is written as a constant's Cast
             assert kept.weights[role] == name

@@ -32,10 +32,12 @@ from onchip.spec.layers import (
     Cos,
     Div,
     Elementwise,
+    Equal,
     Erf,
     Exp,
     Floor,
     Greater,
+    GreaterOrEqual,
     HardSigmoid,
     HardSwish,
     Layer,
@@ -53,6 +55,7 @@ from onchip.spec.layers import (
     ReLU,
     Round,
     Sigmoid,
+    Sign,
     SiLU,
     Sin,
     Softplus,
@@ -126,6 +129,7 @@ OPERATIONS = (
     Operation(Softsign, "Softsign", SOFTSIGN, behind_products=True),
     Operation(Mish, "Mish", MISH, behind_products=True),
     Operation(Abs, "Abs"),
+    Operation(Sign, "Sign"),
     Operation(Sqrt, "Sqrt"),
     Operation(Reciprocal, "Reciprocal"),
     Operation(Exp, "Exp"),
@@ -155,6 +159,8 @@ OPERATIONS = (
     Operation(Pow, "Pow"),
     Operation(PReLU, "PReLU"),
     Operation(Greater, "Greater"),
+    Operation(GreaterOrEqual, "GreaterOrEqual"),
+    Operation(Equal, "Equal"),
 )
 _BY_LAYER = {(row.layer, row.variant): row for row in OPERATIONS}
 

@@ -43,6 +43,7 @@ from onchip.spec.layers import (
     Div,
     Dropout,
     Embedding,
+    Equal,
     Erf,
     Exp,
     Floor,
@@ -53,6 +54,7 @@ from onchip.spec.layers import (
     GlobalNorm,
     GlobalSum,
     Greater,
+    GreaterOrEqual,
     GroupNorm,
     HardSigmoid,
     HardSwish,
@@ -85,6 +87,7 @@ from onchip.spec.layers import (
     Round,
     SequenceMax,
     Sigmoid,
+    Sign,
     SiLU,
     Sin,
     Slice,
@@ -247,9 +250,9 @@ def _matmul(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
     return to.jax.numpy.matmul(*_operands(w, xs), precision=to.precision)
 
 
-def _mask(to: Context, node: Node, w: Weights, x: Value, *masks: Value) -> Value:
-    mask = masks[0] if masks else w["mask"]
-    return to.jax.numpy.where(mask != 0, x, numpy_dtype(str(x.dtype)).type(0))
+def _mask(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
+    x = w.get("first", xs[0])
+    return to.jax.numpy.where(w.get("mask", xs[-1]) != 0, x, numpy_dtype(str(x.dtype)).type(0))
 
 
 def _div(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
@@ -262,8 +265,8 @@ def _mod(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
     return _ordered(function)(to, node, w, *xs)
 
 
-def _greater(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
-    return _ordered(operator.gt)(to, node, w, *xs).astype(xs[0].dtype)
+def _compare(function: Callable[[Value, Value], Value]) -> Form:
+    return lambda to, node, w, *xs: function(*_operands(w, xs)).astype(xs[0].dtype)
 
 
 def _to_pixels(to: Context, node: Node, w: Weights, x: Value) -> Value:
@@ -304,7 +307,7 @@ FORMS: dict[type[Layer], Form] = {
     ELU: _elu,
     GELU: _gelu,
     Mish: _mish,
-    **{kind: _numpy(kind.__name__.lower()) for kind in (Tanh, Abs, Sqrt, Reciprocal, Exp, Log, Sin, Cos)},
+    **{kind: _numpy(kind.__name__.lower()) for kind in (Tanh, Abs, Sign, Sqrt, Reciprocal, Exp, Log, Sin, Cos)},
     **{kind: _numpy(kind.__name__.lower()) for kind in (Floor, Ceil, Round)},
     Atan: _numpy("arctan"),
     Erf: lambda to, node, w, x: to.jax.lax.erf(x),
@@ -339,7 +342,9 @@ FORMS: dict[type[Layer], Form] = {
     Mod: _mod,
     Pow: _ordered(operator.pow),
     Mask: _mask,
-    Greater: _greater,
+    Greater: _compare(operator.gt),
+    GreaterOrEqual: _compare(operator.ge),
+    Equal: _compare(operator.eq),
     Concat: lambda to, node, w, *xs: to.jax.numpy.concatenate(xs, axis=node.layer.attributes()["axis"]),
     Identity: lambda to, node, w, x: x,
     Dropout: lambda to, node, w, x: x,

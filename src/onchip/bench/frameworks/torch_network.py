@@ -42,6 +42,7 @@ from onchip.spec.layers import (
     Div,
     Dropout,
     Embedding,
+    Equal,
     Erf,
     Exp,
     Floor,
@@ -52,6 +53,7 @@ from onchip.spec.layers import (
     GlobalNorm,
     GlobalSum,
     Greater,
+    GreaterOrEqual,
     GroupNorm,
     HardSigmoid,
     HardSwish,
@@ -85,6 +87,7 @@ from onchip.spec.layers import (
     Round,
     SequenceMax,
     Sigmoid,
+    Sign,
     SiLU,
     Sin,
     Slice,
@@ -172,8 +175,8 @@ def _combine(function: str) -> Form:
     return form
 
 
-def _mask(to: Builder, node: Node, w: Weights, x: Value, *masks: Value) -> Value:
-    return to.call("where", to.call("ne", masks[0] if masks else w["mask"], 0), x, 0)
+def _mask(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+    return to.call("where", to.call("ne", w.get("mask", xs[-1]), 0), w.get("first", xs[0]), 0)
 
 
 def _div(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
@@ -186,8 +189,12 @@ def _mod(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
     return _ordered("fmod" if node.layer.attributes()["truncated"] else "remainder")(to, node, w, *xs)
 
 
-def _greater(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
-    return to.call("where", _ordered("gt")(to, node, w, *xs), 1.0, 0.0)
+def _compare(function: str) -> Form:
+    def form(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+        dtype = getattr(to.torch, to.net.types[node.name].dtype)
+        return to.graph.call_method("to", (_ordered(function)(to, node, w, *xs), dtype))
+
+    return form
 
 
 def _hard_sigmoid(to: Builder, node: Node, w: Weights, x: Value) -> Value:
@@ -238,7 +245,7 @@ FORMS: dict[type[Layer], Form] = {
     Softplus: _plain("softplus"),
     Softsign: _plain("softsign"),
     Mish: _plain("mish"),
-    **{kind: _plain(kind.__name__.lower()) for kind in (Abs, Sqrt, Reciprocal, Exp, Log, Sin, Cos, Erf)},
+    **{kind: _plain(kind.__name__.lower()) for kind in (Abs, Sign, Sqrt, Reciprocal, Exp, Log, Sin, Cos, Erf)},
     **{kind: _plain(kind.__name__.lower()) for kind in (Floor, Ceil, Round, Atan)},
     Softmax: _plain("softmax", dim="axis"),
     LogSoftmax: _plain("log_softmax", dim="axis"),
@@ -272,7 +279,9 @@ FORMS: dict[type[Layer], Form] = {
     Pow: _ordered("pow"),
     PReLU: _prelu,
     Mask: _mask,
-    Greater: _greater,
+    Greater: _compare("gt"),
+    GreaterOrEqual: _compare("ge"),
+    Equal: _compare("eq"),
     MatMul: _ordered("matmul"),
     Concat: lambda to, node, w, *xs: to.call("cat", xs, node.layer.attributes()["axis"]),
     Interleave: windows.interleave,

@@ -24,7 +24,9 @@ from onchip.spec.layers import (
     Clip,
     Concat,
     Div,
+    Equal,
     Greater,
+    GreaterOrEqual,
     HardSigmoid,
     HardSwish,
     Layer,
@@ -140,24 +142,8 @@ def read_div(graph: GraphReader, op: Op) -> None:
 
 @reads("Mod")
 def read_mod(graph: GraphReader, op: Op) -> None:
-    """Of floats a - b floor(a / b)."""
     values, constants = operands(graph, op)
-    if "float" not in graph.types[next(iter(values.values()))].dtype:
-        combine(graph, op, Mod(op.attribute("fmod", 0) != 0), values, constants)
-        return
-
-    def part(place: int, kind: str, function: Callable[[Array], Array]) -> str:
-        if graph.is_constant(op, place):
-            return graph.part_constant(op, np.asarray(function(graph.constant(op, place))))
-        return graph.part(op, kind, [op.inputs[place]])
-
-    has_sign_of_a = op.attribute("fmod", 0) != 0  # then it is that of sizes, times the sign
-    a, b = (part(place, "Abs", np.abs) for place in (0, 1)) if has_sign_of_a else op.inputs
-    times = graph.part(op, "Floor", [graph.part(op, "Div", [a, b])])
-    rest = graph.part(op, "Sub", [a, graph.part(op, "Mul", [times, b])])
-    if has_sign_of_a:
-        rest = graph.part(op, "Mul", [rest, part(0, "Sign", np.sign)])
-    graph.hand_out(op, 0, graph.value(Op("Identity", op.name, (rest,), op.outputs, {})))
+    combine(graph, op, Mod(op.attribute("fmod", 0) != 0), values, constants)
 
 
 @reads("Max", "Min", "Mean")
@@ -332,23 +318,32 @@ def write_ordered(graph: GraphWriter, node: Node) -> None:
 @writes(Mod)
 def write_mod(graph: GraphWriter, node: Node) -> None:
     operands = [*graph.weights(node, "first"), *graph.inputs(node), *graph.weights(node, "constant")]
-    graph.emit("Mod", node, operands, fmod=int(node.layer.attributes()["truncated"]))
+    is_truncated = node.layer.attributes()["truncated"]
+    if is_truncated or "float" not in graph.dtype(node):
+        graph.emit("Mod", node, operands, fmod=int(is_truncated))
+        return
+    # ONNX has the rest of floats with the sign of a alone: where it is not that of b, b is added.
+    zero = graph.number(node, "zero", 0)
+    rest = graph.emit_step("Mod", node, operands, fmod=1)
+    signs = [graph.emit_step("Less", node, [each, zero]) for each in (rest, operands[1])]
+    is_some = graph.emit_step("Cast", node, [rest], to=ELEMENT_TYPES["bool"])
+    is_across = graph.emit_step("And", node, [graph.emit_step("Xor", node, signs), is_some])
+    graph.emit("Where", node, [is_across, graph.emit_step("Add", node, [rest, operands[1]]), rest])
 
 
 @writes(Mask)
 def write_mask(graph: GraphWriter, node: Node) -> None:
     """Where(Cast(mask, bool), x, 0)."""
-    x, *masks = graph.inputs(node)
-    mask = masks[0] if masks else graph.weight(node, "mask")
+    x, mask = [*graph.weights(node, "first"), *graph.inputs(node), *graph.weights(node, "mask")]
     condition = graph.emit_step("Cast", node, [mask], to=ELEMENT_TYPES["bool"])
     graph.emit("Where", node, [condition, x, graph.number(node, "zero", 0)])
 
 
-@writes(Greater)
-def write_greater(graph: GraphWriter, node: Node) -> None:
+@writes(Greater, GreaterOrEqual, Equal)
+def write_comparison(graph: GraphWriter, node: Node) -> None:
     """Cast(a > b)."""
     operands = [*graph.weights(node, "first"), *graph.inputs(node), *graph.weights(node, "constant")]
-    found = graph.emit_step("Greater", node, operands)
+    found = graph.emit_step(node.layer.kind, node, operands)
     graph.emit("Cast", node, [found], to=ELEMENT_TYPES[graph.dtype(node)])
 
 

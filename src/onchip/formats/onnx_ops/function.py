@@ -1,4 +1,4 @@
-"""Abs, Sqrt, Exp, Log, Sin, Cos, Atan, Erf, Floor and others, and powers: of values, and of constants."""
+"""Abs, Sign, Sqrt, Exp, Log, Sin, Cos, Atan, Erf, Floor and others, and powers: of values, and of constants."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from onchip.spec.layers import (
     Erf,
     Exp,
     Floor,
+    Greater,
     Layer,
     Log,
     Max,
@@ -31,6 +32,7 @@ from onchip.spec.layers import (
     Pow,
     Reciprocal,
     Round,
+    Sign,
     Sin,
     Sqrt,
     Sub,
@@ -42,6 +44,7 @@ from onchip.spec.types import numpy_dtype
 
 _FUNCTIONS: dict[str, tuple[type[Layer], Callable[[Array], Array]]] = {
     "Abs": (Abs, np.abs),
+    "Sign": (Sign, np.sign),
     "Sqrt": (Sqrt, np.sqrt),
     "Reciprocal": (Reciprocal, np.reciprocal),
     "Exp": (Exp, np.exp),
@@ -62,6 +65,10 @@ def read_function(graph: GraphReader, op: Op) -> None:
     if op.kind == "Abs" and graph.types[x].dtype.startswith("int"):
         minus = graph.weight("minus_one", np.array(-1, numpy_dtype(graph.types[x].dtype)))
         graph.add(op, Max(), (x, graph.add_step(op, Mul(), (x,), {"constant": minus})))
+    elif op.kind == "Sign" and "int" in graph.types[x].dtype:  # what is above 0 less what is below
+        zero = graph.weight("zero", np.zeros((), numpy_dtype(graph.types[x].dtype)))
+        above, below = (graph.add_step(op, Greater(), (x,), {role: zero}) for role in ("constant", "first"))
+        graph.add(op, Sub(), (above, below))
     else:
         graph.add(op, _FUNCTIONS[op.kind][0](), (x,))
 
@@ -110,7 +117,7 @@ def read_angle(graph: GraphReader, op: Op) -> None:
 
 @reads("Pow")
 def read_pow(graph: GraphReader, op: Op) -> None:
-    """To the power of 2, 3, 1/2, -1 and -1/2 by products, roots and quotients, which are quicker and more exact."""
+    """To the power of 2, 3 and -1 by products and a quotient, which are quicker and more exact."""
     values, constants = operands(graph, op, same_dtype=False)
     if 1 in constants and constants[1].size == 1 and 0 in values:
         x, power = values[0], float(constants[1].reshape(-1)[0])
@@ -122,11 +129,8 @@ def read_pow(graph: GraphReader, op: Op) -> None:
             if power == 1:
                 graph.pass_on(op)
                 return
-            if power in (0.5, -1):
-                graph.add(op, Sqrt() if power == 0.5 else Reciprocal(), (x,))
-                return
-            if power == -0.5:
-                graph.add(op, Reciprocal(), (graph.add_step(op, Sqrt(), (x,)),))
+            if power == -1:
+                graph.add(op, Reciprocal(), (x,))
                 return
     base = constants[0].dtype.name if 0 in constants else graph.types[values[0]].dtype
     if 1 in constants:  # an exponent may be of any dtype

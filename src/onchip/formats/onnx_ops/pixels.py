@@ -12,7 +12,7 @@ from onchip.formats.onnx_ops.gelu import scaled
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_tensors import ELEMENT_TYPES
-from onchip.spec.layers import Abs, Add, Clip, Greater, Mask, Mul, Sub, ToInts, ToPixels
+from onchip.spec.layers import Add, Clip, Equal, Mask, Mul, Sub, ToInts, ToPixels
 from onchip.spec.network import Node
 from onchip.spec.types import numpy_dtype
 
@@ -35,9 +35,8 @@ class PixelPart(Unfinished):
 
 
 def are_numbers(graph: GraphReader, op: Op | None, x: str) -> str:
-    """1.0 where x is a number, 0.0 where it is NaN: |x| > -1."""
-    low = graph.weight("minus_one", np.array(-1, numpy_dtype(graph.types[x].dtype)))
-    return graph.add_step(op, Greater(), (graph.add_step(op, Abs(), (x,)),), {"constant": low})
+    """1.0 where x is a number, 0.0 where it is NaN: x == x."""
+    return graph.add_step(op, Equal(), (x, x))
 
 
 @reads("IsNaN")

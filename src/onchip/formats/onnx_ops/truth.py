@@ -1,8 +1,7 @@
 """Comparisons, and inputs that are true or false, up to the Cast that makes factors of them, the Where that chooses by
 them or the sum that counts them: masks of ids that are padding or of steps past a length, thresholds.
 
-What is compared becomes 0.0 or 1.0 at once, by a Greater of floats; only what is asked for as a bool or an int becomes
-one (ToInts).
+A comparison is 0.0 or 1.0 at once; only what is asked for as a bool or an int becomes one (ToInts).
 """
 
 from __future__ import annotations
@@ -22,15 +21,30 @@ from onchip.formats.onnx_ops.lengths import MaskPart, begins_mask, continues_mas
 from onchip.formats.onnx_ops.pixels import PixelPart, are_numbers, begins_pixels
 from onchip.formats.onnx_ops.select import shape_part
 from onchip.formats.onnx_tensors import ELEMENT_DTYPES
-from onchip.spec.layers import Abs, Add, Cast, GlobalSum, Greater, Log, Mask, Max, Min, Mul, Sub, ToInts
+from onchip.spec.layers import (
+    Abs,
+    Add,
+    Cast,
+    Equal,
+    GlobalSum,
+    Greater,
+    GreaterOrEqual,
+    Mask,
+    Max,
+    Min,
+    Mul,
+    Sub,
+    ToInts,
+)
 from onchip.spec.layers.cast import CastTo, Whole
 from onchip.spec.reading import show
-from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
 
-_ORDERS = ("Greater", "GreaterOrEqual", "LessOrEqual", "Less")
-_TURNED = {"Less": "Greater", "GreaterOrEqual": "LessOrEqual"}  # with the operands the other way round
-_EXACT = 1 << 24  # float32 has all ints below it
+# The layer, and whether it compares b with a.
+_COMPARISONS = {
+    "Equal": (Equal(), False), "Greater": (Greater(), False), "GreaterOrEqual": (GreaterOrEqual(), False),
+    "Less": (Greater(), True), "LessOrEqual": (GreaterOrEqual(), True),
+}  # fmt: skip
 _SEEN = ("Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "Tile", "Slice", "Gather", "Flatten")
 
 
@@ -66,58 +80,25 @@ def counts_truths(graph: GraphReader, op: Op, axes: tuple[int, ...], keep: bool)
     return True
 
 
-@reads("Equal", *_ORDERS)
+@reads(*_COMPARISONS)
 def read_comparison(graph: GraphReader, op: Op) -> None:
     if begins_mask(graph, op):
         return
     values, constants = operands(graph, op)
     dtype = graph.types[next(iter(values.values()))].dtype
-    if dtype in ("int32", "int64"):
-        values, constants = _as_floats(graph, op, values, constants)
-    elif "int" in dtype:  # of few bits, which float32 has all of
+    is_few_bits = "int" in dtype and dtype not in ("int32", "int64")
+    if is_few_bits:  # float32 has all of them
         values = {place: graph.add_step(op, Cast("float32"), (value,)) for place, value in values.items()}
         constants = {place: number.astype(np.float32) for place, number in constants.items()}
-    _compare(graph, op, values, constants)
-
-
-def _as_floats(
-    graph: GraphReader, op: Op, values: dict[int, str], constants: dict[int, Array]
-) -> tuple[dict[int, str], dict[int, Array]]:
-    """Ints of which the same is true: rounded, where the constant is so small that no other int is rounded to it or
-    past it; else their difference, and 0."""
-    x, cast = values.get(0, values.get(1, "")), Cast("float32")
-    ((place, number),) = constants.items() if constants else ((1, np.array(1 << 62)),)
-    if np.abs(number).max(initial=0) < _EXACT:
-        return {1 - place: graph.add_step(op, cast, (x,))}, {place: number.astype(np.float32)}
-    if constants:
-        less = combine(graph, op, Add(), {0: x}, {1: -number}, is_step=True, name=op.inputs[place])
-    else:
-        less = combine(graph, op, Sub(), values, {}, is_step=True)
-    return {1 - place: graph.add_step(op, cast, (less,))}, {place: np.zeros((), np.float32)}
-
-
-def _compare(graph: GraphReader, op: Op, values: dict[int, str], constants: dict[int, Array]) -> None:
-    """a > b; a <= b is what that is not, and where they are equal neither is greater."""
-
-    def greater(is_swapped: bool) -> str:
-        given = [{place ^ is_swapped: each for place, each in of.items()} for of in (values, constants)]
-        name = next((op.inputs[place] for place in constants), "")
-        return combine(graph, op, Greater(), given[0], given[1], is_step=True, name=name)  # type: ignore[arg-type]
-
-    if op.kind == "Equal":
-        graph.begin(op, Truth(graph.add_step(op, Add(), (greater(False), greater(True))), is_turned=True))
-    else:
-        kind = _TURNED.get(op.kind, op.kind)
-        graph.begin(op, Truth(greater(op.kind in _TURNED), kind == "LessOrEqual"))
-
-
-@reads("Sign")
-def read_sign(graph: GraphReader, op: Op) -> None:
-    """What is above 0 less what is below."""
-    x = graph.value(op)
-    zero = graph.weight("zero", np.zeros((), numpy_dtype(graph.types[x].dtype)))
-    above, below = (graph.add_step(op, Greater(), (x,), {role: zero}) for role in ("constant", "first"))
-    graph.add(op, Sub(), (above, below))
+    layer, is_turned = _COMPARISONS[op.kind]
+    if is_turned:
+        values = {1 - place: value for place, value in values.items()}
+        constants = {1 - place: number for place, number in constants.items()}
+    name = next((name for place, name in enumerate(op.inputs) if graph.is_constant(op, place)), "")
+    found = combine(graph, op, layer, values, constants, is_step=True, name=name)
+    if "int" in graph.types[found].dtype:
+        found = graph.add_step(op, Cast("float32"), (found,))
+    graph.begin(op, Truth(found))
 
 
 @reads("IsInf")
@@ -226,10 +207,7 @@ def _casts_count(graph: GraphReader, op: Op, count: Count) -> bool:
 
 
 def _choose(graph: GraphReader, op: Op, given: Truth) -> None:
-    """A Where: what is masked out of the one operand plus what is masked out of the other.
-
-    Infinities, as scores of what is not to be attended to have them, are the logarithm of the other's mask.
-    """
+    """A Where: what is masked out of the one operand plus what is masked out of the other."""
     values = {place: graph.value(op, place) for place in (1, 2) if not graph.is_constant(op, place)}
     constants = [graph.constant(op, place).dtype.name for place in (1, 2) if place not in values]
     dtype = graph.types[next(iter(values.values()))].dtype if values else constants[0]
@@ -245,10 +223,8 @@ def _choose(graph: GraphReader, op: Op, given: Truth) -> None:
             parts[place] = combine(graph, op, Mask(), {0: values[place], 1: mask}, {}, is_step=True)
             continue
         array = graph.weight_constant(op, place, masks[1])
-        if np.isinf(array.astype(np.float64)).all() and (array == array.flat[0]).all():
-            array, mask = -np.sign(array), graph.add_step(op, Log(), (masks[3 - place],))
         if array.size > 1 or array.any():
-            parts[place] = combine(graph, op, Mul(), {0: mask}, {1: array}, is_step=True, name=op.inputs[place])
+            parts[place] = combine(graph, op, Mask(), {1: mask}, {0: array}, is_step=True, name=op.inputs[place])
     if not parts:
         raise FormatError(f"{op} chooses between zeros", got=show(op.inputs[1:]), expected="a value, or other numbers")
     some = next(iter(parts.values()))

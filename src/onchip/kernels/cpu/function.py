@@ -21,20 +21,24 @@ from onchip.spec.layers import (
     Ceil,
     Cos,
     Div,
+    Equal,
     Erf,
     Exp,
     Floor,
     Greater,
+    GreaterOrEqual,
     Layer,
     Log,
     Mask,
     Max,
     Min,
+    Mod,
     Mul,
     Pow,
     PReLU,
     Reciprocal,
     Round,
+    Sign,
     Sin,
     Sqrt,
     Sub,
@@ -54,12 +58,23 @@ FUNCTIONS: tuple[type[Layer], ...] = (
     Ceil,
     Round,
     Atan,
+    Sign,
 )  # by codes
-COMBINATIONS: tuple[type[Layer], ...] = (Add, Mul, Max, Min, Sub, Div, PReLU, Mask, Pow, Greater)  # by their codes
-_ABS, _SQRT, _RECIPROCAL, _EXP, _LOG, _SIN, _COS, _ERF, _FLOOR, _CEIL, _ROUND_CODE, _ATAN = range(12)
-_ADD, _MUL, _MAX, _MIN, _SUB, _DIV, _PRELU, _MASK, _POW, _GREATER = range(10)
+COMBINATIONS: tuple[type[Layer], ...] = (
+    Add, Mul, Max, Min, Sub, Div, PReLU, Mask, Pow, Greater, GreaterOrEqual, Equal, Mod,
+)  # by their codes  # fmt: skip
+_ABS, _SQRT, _RECIPROCAL, _EXP, _LOG, _SIN, _COS, _ERF, _FLOOR, _CEIL, _ROUND_CODE, _ATAN, _SIGN = range(13)
+_ADD, _MUL, _MAX, _MIN, _SUB, _DIV, _PRELU, _MASK, _POW = range(9)
+_GREATER, _GREATER_OR_EQUAL, _EQUAL, _MOD, _TRUNCATED_MOD = range(9, 14)
 
 _f = np.float32
+
+
+def combination_code(layer: Layer) -> int:
+    """What `combine` knows it by."""
+    return _TRUNCATED_MOD if isinstance(layer, Mod) and layer.truncated else COMBINATIONS.index(type(layer))
+
+
 _ZERO, _ONE, _TWO, _HALF = _f(0), _f(1), _f(2), _f(0.5)
 _FARTHEST = _f(1e4)  # angles up to which products of the count of right angles and the first two parts are exact
 _RIGHT_1, _RIGHT_2, _RIGHT_3 = (
@@ -175,16 +190,31 @@ def _power(a: np.float32, b: np.float32) -> np.float32:
     return _f(c * np.int64((np.int64(n) + 1023) << 52).view(np.float64))
 
 
+@compiled(inline=True)
+def _root(a: np.float32, b: np.float32) -> np.float32:
+    """a^b for b of 1/2 or -1/2, exact. As powers the roots of -0 are those of 0, and that of -infinity is one."""
+    root = np.sqrt(abs(a) if a + a == a else a)
+    y: np.float32 = root if b > _ZERO else _ONE / root
+    return y
+
+
 @linked(*(types.int64,) * 4)
 def raise_to(to: int, first: int, second: int, count: int) -> None:
     """a to the power of b, number by number; y may be a."""
     y, a, b = floats_at(to, count), floats_at(first, count), floats_at(second, count)
-    is_odd = False
+    is_odd, are_roots = False, True
     for n in range(count):
-        is_odd |= not ((a[n] >= _TINY) & (a[n] <= _LARGEST) & (abs(b[n]) <= _LARGEST))
+        are_roots &= abs(b[n]) == _HALF
+        is_odd |= not ((a[n] >= _TINY) & (a[n] <= _LARGEST) & (abs(b[n]) <= _LARGEST)) or abs(b[n]) == _HALF
+    if are_roots:
+        for n in range(count):
+            y[n] = _root(a[n], b[n])
+        return
     if is_odd:
         for n in range(count):
-            if _TINY <= a[n] <= _LARGEST and abs(b[n]) <= _LARGEST:
+            if abs(b[n]) == _HALF:
+                y[n] = _root(a[n], b[n])
+            elif _TINY <= a[n] <= _LARGEST and abs(b[n]) <= _LARGEST:
                 y[n] = _power(a[n], b[n])
             else:
                 y[n] = _f(math.pow(np.float64(a[n]), np.float64(b[n])))
@@ -222,6 +252,10 @@ def apply(to: int, source: int, count: int, code: int) -> None:
     elif code == _ATAN:
         for n in range(count):
             y[n] = _angle(x[n])
+    elif code == _SIGN:
+        for n in range(count):
+            beside = _ZERO if x[n] == _ZERO else x[n]  # 0 or NaN, where it is neither above 0 nor below
+            y[n] = _ONE if x[n] > _ZERO else -_ONE if x[n] < _ZERO else beside
     elif code == _FLOOR:
         for n in range(count):
             y[n] = np.floor(x[n])
@@ -269,3 +303,17 @@ def combine(to: int, first: int, second: int, count: int, code: int) -> None:
     elif code == _GREATER:
         for n in range(count):
             y[n] = _ONE if a[n] > b[n] else _ZERO
+    elif code == _GREATER_OR_EQUAL:
+        for n in range(count):
+            y[n] = _ONE if a[n] >= b[n] else _ZERO
+    elif code == _EQUAL:
+        for n in range(count):
+            y[n] = _ONE if a[n] == b[n] else _ZERO
+    elif code == _TRUNCATED_MOD:
+        for n in range(count):
+            y[n] = np.fmod(a[n], b[n])
+    elif code == _MOD:
+        for n in range(count):
+            rest = np.fmod(a[n], b[n])
+            is_across = (rest < _ZERO) != (b[n] < _ZERO) and rest != _ZERO
+            y[n] = rest + b[n] if is_across else rest

@@ -12,7 +12,7 @@ import numpy as np
 
 from onchip.kernels.cpu.jit import array_at, bytes_at, compiled, doubles_at, floats_at, ints_at, linked
 from onchip.kernels.cpu.late_numba import intrinsic, types
-from onchip.spec.layers import Add, Div, Layer, Mask, Max, Min, Mod, Mul, Sub
+from onchip.spec.layers import Add, Div, Equal, Greater, GreaterOrEqual, Layer, Mask, Max, Min, Mod, Mul, Sub
 
 _f, _i = np.float32, np.int32
 _INFINITY, _SIGN_16 = _i(0x7F800000), _i(0x8000)
@@ -246,8 +246,10 @@ WHOLES: dict[tuple[str, str], Any] = {
     ("int32", "bool"): int32_is_not_zero, ("bool", "int64"): bool_as_int64, ("bool", "int32"): bool_as_int32,
 }  # fmt: skip
 COMPUTED_INTS = ("int64", "int32")
-INT_COMBINATIONS: tuple[type[Layer], ...] = (Add, Mul, Max, Min, Sub, Mask, Div, Mod)  # by their codes
-_ADD, _MUL, _MAX, _MIN, _SUB, _MASK, _DIV, _MOD, _TRUNCATED_MOD = range(9)
+INT_COMBINATIONS: tuple[type[Layer], ...] = (
+    Add, Mul, Max, Min, Sub, Mask, Div, Greater, GreaterOrEqual, Equal, Mod,
+)  # by their codes  # fmt: skip
+_ADD, _MUL, _MAX, _MIN, _SUB, _MASK, _DIV, _GREATER, _GREATER_OR_EQUAL, _EQUAL, _MOD, _TRUNCATED_MOD = range(12)
 
 
 def int_code(layer: Layer) -> int:
@@ -287,6 +289,15 @@ def combine_ints(to: int, first: int, second: int, count: int, code: int) -> Non
     elif code == _MASK:
         for n in range(count):
             y[n] = a[n] if b[n] != 0 else 0
+    elif code == _GREATER:
+        for n in range(count):
+            y[n] = 1 if a[n] > b[n] else 0
+    elif code == _GREATER_OR_EQUAL:
+        for n in range(count):
+            y[n] = 1 if a[n] >= b[n] else 0
+    elif code == _EQUAL:
+        for n in range(count):
+            y[n] = 1 if a[n] == b[n] else 0
     elif code == _DIV:
         for n in range(count):
             y[n] = _quotient(a[n], b[n])

@@ -19,7 +19,7 @@ import numpy as np
 
 from onchip.kernels.batch_norm import batch_norm_parts
 from onchip.kernels.cpu.activation import code_of
-from onchip.kernels.cpu.function import COMBINATIONS, FUNCTIONS
+from onchip.kernels.cpu.function import COMBINATIONS, FUNCTIONS, combination_code
 from onchip.kernels.cpu.image_runs import Run as ImageRun
 from onchip.kernels.cpu.image_runs import runs_of
 from onchip.kernels.cpu.jit import address, address_of
@@ -166,7 +166,7 @@ class _Writer:
             return
         total, made = operands[0], self._made(node.name)
         for operand in operands[1:]:
-            self._emit(COMBINE, COMBINATIONS.index(type(layer)), made, total, operand)
+            self._emit(COMBINE, combination_code(layer), made, total, operand)
             total = made
 
     def _combine_ints(self, node: Node, operands: list[int]) -> None:

@@ -102,8 +102,8 @@ __device__ __forceinline__ float log1p_of(float e) {
 __device__ __noinline__ double log1p_of(double e) { return log1p(e); }
 template <class Number>
 __device__ __noinline__ Number quotient_of(Number a, Number b) { return a / b; }
-template <class Number>
-__device__ __forceinline__ Number size_of(Number v) { return v < Number(0) ? -v : v; }
+__device__ __forceinline__ float size_of(float v) { return fabsf(v); }
+__device__ __forceinline__ double size_of(double v) { return fabs(v); }
 template <class Number>
 __device__ __forceinline__ Number elu(Number v, Number alpha) {
     return v >= Number(0) ? v : alpha * expm1_below(v);

@@ -18,10 +18,19 @@ __device__ __noinline__ float atan_of(float v) { return atanf(v); }
 __device__ __noinline__ double atan_of(double v) { return atan(v); }
 __device__ __noinline__ float erf_of(float v) { return erff(v); }
 __device__ __noinline__ double erf_of(double v) { return erf(v); }
-__device__ __noinline__ float power_of(float a, float b) { return powf(a, b); }
-__device__ __noinline__ double power_of(double a, double b) { return pow(a, b); }
+__device__ __noinline__ float rest_of(float a, float b) { return fmodf(a, b); }
+__device__ __noinline__ double rest_of(double a, double b) { return fmod(a, b); }
 __device__ __noinline__ float root_of(float v) { return sqrtf(v); }
 __device__ __noinline__ double root_of(double v) { return sqrt(v); }
+__device__ __noinline__ float general_power(float a, float b) { return powf(a, b); }
+__device__ __noinline__ double general_power(double a, double b) { return pow(a, b); }
+// Roots are exact and quicker. As powers those of -0 are of 0, and that of -infinity is an infinity.
+template <class Number>
+__device__ __forceinline__ Number power_of(Number a, Number b) {
+    if (size_of(b) != Number(0.5)) return general_power(a, b);
+    const Number root = root_of(a + a == a ? size_of(a) : a);
+    return b > Number(0) ? root : quotient_of(Number(1), root);
+}
 // Of ints, towards 0; 0 where b is 0. The largest size has no opposite: it stays what it is.
 __device__ __noinline__ long long whole_quotient(long long a, long long b) {
     if (b == -1) return 0ull - static_cast<unsigned long long>(a);
@@ -34,6 +43,13 @@ __device__ __noinline__ long long whole_rest(long long a, long long b) { return 
 struct Abs {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number v) { return size_of(v); }
+};
+struct Sign {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number v) {
+        const Number beside = v == Number(0) ? Number(0) : v;  // 0 or NaN, where it is neither above 0 nor below
+        return v > Number(0) ? Number(1) : v < Number(0) ? Number(-1) : beside;
+    }
 };
 struct Sqrt {
     template <class Number>
@@ -117,9 +133,16 @@ struct Div {
     static __device__ __forceinline__ long long apply(long long a, long long b) { return whole_quotient(a, b); }
 };
 struct TruncatedMod {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number a, Number b) { return rest_of(a, b); }
     static __device__ __forceinline__ long long apply(long long a, long long b) { return whole_rest(a, b); }
 };
 struct Mod {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number a, Number b) {
+        const Number rest = rest_of(a, b);
+        return rest != Number(0) && (rest < Number(0)) != (b < Number(0)) ? rest + b : rest;
+    }
     static __device__ __forceinline__ long long apply(long long a, long long b) {
         const long long rest = whole_rest(a, b);
         return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
@@ -140,6 +163,14 @@ struct Mask {
 struct Greater {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number a, Number b) { return a > b ? Number(1) : Number(0); }
+};
+struct GreaterOrEqual {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number a, Number b) { return a >= b ? Number(1) : Number(0); }
+};
+struct Equal {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number a, Number b) { return a == b ? Number(1) : Number(0); }
 };
 // The accumulator has the second operand.
 template <class Function>

@@ -25,6 +25,9 @@ from onchip.spec.layers import (
     Cast,
     Div,
     Dropout,
+    Equal,
+    Greater,
+    GreaterOrEqual,
     Identity,
     Layer,
     Mask,
@@ -60,10 +63,10 @@ def _structs(rows: Iterable[Operation]) -> tuple[str, ...]:
 # The structs of pointwise.cu, by the code of a step: their places. The first of each are those that nearly all runs
 # have, and runs of nothing else have a kernel without the others, of fewer registers. Ints have some of their own.
 FUNCTIONS = _structs(UNARY)
-COMBINATIONS = _structs(row for row in BINARY if row.layer is not Mod)
+COMBINATIONS = _structs(BINARY)
 COMMON_FUNCTIONS = [row.layer for row in UNARY].index(ELU)  # those that stand before it
 COMMON_COMBINATIONS = 2
-_OF_INTS = (ToInts, Add, Mul, Max, Min, Sub, Mask, Div, Mod)
+_OF_INTS = (ToInts, Add, Mul, Max, Min, Sub, Mask, Div, Mod, Greater, GreaterOrEqual, Equal)
 INT_FUNCTIONS = _structs(row for row in UNARY if row.layer in _OF_INTS)
 INT_COMBINATIONS = _structs(row for row in BINARY if row.layer in _OF_INTS)
 FLOATS = ("float32", "float16", "bfloat16")

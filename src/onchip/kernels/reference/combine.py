@@ -9,7 +9,24 @@ from functools import reduce
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import Add, Concat, Div, Greater, Interleave, Mask, Max, Min, Mod, Mul, Ordered, Pow, PReLU, Sub
+from onchip.spec.layers import (
+    Add,
+    Concat,
+    Div,
+    Equal,
+    Greater,
+    GreaterOrEqual,
+    Interleave,
+    Mask,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Ordered,
+    Pow,
+    PReLU,
+    Sub,
+)
 from onchip.spec.recipe import Array
 
 
@@ -64,13 +81,20 @@ def _quotient(a: Array, b: Array) -> Array:
     return np.asarray(low + ((low * b != a) & ((a < 0) != (b < 0)) & (b != 0)))
 
 
+def _power(a: Array, b: Array) -> Array:
+    """NumPy takes a root where b is one half: of -infinity that is NaN, where the power is an infinity."""
+    return np.where(np.isneginf(a) & (b == 0.5), np.inf, np.power(a, b)).astype(a.dtype)
+
+
 # a and b -> the result; and with the result in addition -> its slopes by a and by b.
 _ORDERED: dict[type[Ordered], Callable[[Array, Array], Array]] = {
     Sub: operator.sub,
     Div: _quotient,
-    Pow: np.power,
+    Pow: _power,
     PReLU: lambda a, b: np.where(a >= 0, a, a * b),
     Greater: lambda a, b: (a > b).astype(a.dtype),
+    GreaterOrEqual: lambda a, b: (a >= b).astype(a.dtype),
+    Equal: lambda a, b: (a == b).astype(a.dtype),
 }
 _SLOPES: dict[type[Ordered], Callable[[Array, Array, Array], tuple[Array | int, Array | int]]] = {
     Sub: lambda a, b, y: (1, -1),
@@ -78,6 +102,8 @@ _SLOPES: dict[type[Ordered], Callable[[Array, Array, Array], tuple[Array | int, 
     Pow: lambda a, b, y: (b * np.power(a, b - 1), y * np.log(np.where(a > 0, a, 1))),
     PReLU: lambda a, b, y: (np.where(a >= 0, 1, b), np.where(a >= 0, 0, a)),
     Greater: lambda a, b, y: (0, 0),
+    GreaterOrEqual: lambda a, b, y: (0, 0),
+    Equal: lambda a, b, y: (0, 0),
 }
 
 
@@ -108,14 +134,23 @@ def mod(layer: Mod, xs: Arrays, w: Weights) -> Array:
 
 @forward_of(Mask)
 def mask(layer: Mask, xs: Arrays, w: Weights) -> Array:
-    return np.where((w["mask"] if w else xs[1]) != 0, xs[0], xs[0].dtype.type(0))
+    a, b = _masked(xs, w)
+    return np.where(b != 0, a, a.dtype.type(0))
 
 
 @backward_of(Mask)
 def mask_back(layer: Mask, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
     """A mask has no slope."""
-    dx = unstretched(dy * ((w["mask"] if w else xs[1]) != 0), xs[0].shape)
-    return ((dx,) if w else (dx, np.zeros_like(xs[1]))), {}
+    a, b = _masked(xs, w)
+    da = unstretched(dy * (b != 0), a.shape)
+    if "first" in w:
+        return (np.zeros_like(b),), {"first": da}
+    return ((da,) if w else (da, np.zeros_like(b))), {}
+
+
+def _masked(xs: Arrays, w: Weights) -> tuple[Array, Array]:
+    """What is masked, and by what."""
+    return w.get("first", xs[0]), w.get("mask", xs[-1])
 
 
 @forward_of(Concat)

@@ -9,12 +9,13 @@ import numpy as np
 
 from onchip.kernels.reference.base import BACKWARD, FORWARD, Arrays, Backward, Forward, Gradients, Weights
 from onchip.spec.error_function import erf
-from onchip.spec.layers import Abs, Atan, Ceil, Cos, Erf, Exp, Floor, Layer, Log, Reciprocal, Round, Sin, Sqrt
+from onchip.spec.layers import Abs, Atan, Ceil, Cos, Erf, Exp, Floor, Layer, Log, Reciprocal, Round, Sign, Sin, Sqrt
 from onchip.spec.recipe import Array
 
 # Layer -> y of x, and dy / dx of x and y.
 _FUNCTIONS: dict[type[Layer], tuple[Callable[[Array], Array], Callable[[Array, Array], Array]]] = {
     Abs: (np.abs, lambda x, y: np.sign(x)),
+    Sign: (np.sign, lambda x, y: np.zeros_like(x)),
     Sqrt: (np.sqrt, lambda x, y: 0.5 / y),
     Reciprocal: (np.reciprocal, lambda x, y: -y * y),
     Exp: (np.exp, lambda x, y: y),

@@ -24,9 +24,12 @@ from onchip.spec.layers.cast import Cast, ToInts
 from onchip.spec.layers.combine import (
     Add,
     Broadcast,
+    Comparison,
     Concat,
     Div,
+    Equal,
     Greater,
+    GreaterOrEqual,
     Interleave,
     Mask,
     Max,
@@ -47,7 +50,7 @@ from onchip.spec.layers.conv import (
     TransposedConvolution,
 )
 from onchip.spec.layers.embedding import Embedding, TokenConv
-from onchip.spec.layers.function import Abs, Atan, Ceil, Cos, Erf, Exp, Floor, Log, Reciprocal, Round, Sin, Sqrt
+from onchip.spec.layers.function import Abs, Atan, Ceil, Cos, Erf, Exp, Floor, Log, Reciprocal, Round, Sign, Sin, Sqrt
 from onchip.spec.layers.linear import Linear
 from onchip.spec.layers.matmul import MatMul
 from onchip.spec.layers.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm, RowNorm
@@ -72,13 +75,13 @@ from onchip.spec.layers.shape import Dropout, Identity, Permute, Reshape
 
 __all__ = [
     "ELU", "GELU", "GRU", "LAYERS", "LSTM", "RNN", "SELU", "Abs", "Add", "ArgMax", "ArgMin", "ArgTopK", "Atan",
-    "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Broadcast", "Cast", "Ceil", "Clip", "Concat", "Conv1d",
-    "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Convolution", "Cos", "CumSum", "Div", "Dropout", "Elementwise",
-    "Embedding", "Erf", "Exp", "Floor", "Gather", "GlobalMax", "GlobalMean", "GlobalMin", "GlobalNorm", "GlobalSum",
-    "Greater", "GroupNorm", "HardSigmoid", "HardSwish", "Identity", "Interleave", "Layer", "LayerNorm", "LeakyReLU",
-    "Linear", "LinearResize", "Log", "LogSoftmax", "Mask", "MatMul", "Max", "MaxPool1d", "MaxPool2d", "Min", "Mish",
-    "Mod", "Mul", "NearestResize", "Ordered", "PReLU", "Pad", "Permute", "Pow", "RMSNorm", "ReLU", "Reciprocal",
-    "Recurrent", "Reshape", "Round", "RowNorm", "Selection", "SequenceMax", "SiLU", "Sigmoid", "Sin", "Slice",
-    "Softmax", "Softplus", "Softsign", "Sqrt", "Sub", "Tanh", "Tile", "ToInts", "ToPixels", "TokenConv", "TopK",
-    "TransposedConvolution",
+    "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Broadcast", "Cast", "Ceil", "Clip", "Comparison",
+    "Concat", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Convolution", "Cos", "CumSum", "Div",
+    "Dropout", "Elementwise", "Embedding", "Equal", "Erf", "Exp", "Floor", "Gather", "GlobalMax", "GlobalMean",
+    "GlobalMin", "GlobalNorm", "GlobalSum", "Greater", "GreaterOrEqual", "GroupNorm", "HardSigmoid", "HardSwish",
+    "Identity", "Interleave", "Layer", "LayerNorm", "LeakyReLU", "Linear", "LinearResize", "Log", "LogSoftmax", "Mask",
+    "MatMul", "Max", "MaxPool1d", "MaxPool2d", "Min", "Mish", "Mod", "Mul", "NearestResize", "Ordered", "PReLU", "Pad",
+    "Permute", "Pow", "RMSNorm", "ReLU", "Reciprocal", "Recurrent", "Reshape", "Round", "RowNorm", "Selection",
+    "SequenceMax", "SiLU", "Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Sqrt", "Sub", "Tanh",
+    "Tile", "ToInts", "ToPixels", "TokenConv", "TopK", "TransposedConvolution",
 ]  # fmt: skip

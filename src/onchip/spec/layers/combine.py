@@ -115,30 +115,40 @@ class PReLU(Ordered):
     flop_each: ClassVar[int] = 2
 
 
-class Greater(Ordered):
-    """1 where a > b, else 0: also where one of them is NaN."""
+class Comparison(Ordered, abstract=True):
+    """1 where it is true, else 0, in the dtype of a and b. It is true of no NaN."""
+
+    takes_ints: ClassVar[bool] = True
+
+
+class Greater(Comparison):
+    """1 where a > b, else 0."""
+
+
+class GreaterOrEqual(Comparison):
+    """1 where a >= b, else 0."""
+
+
+class Equal(Comparison):
+    """1 where a == b, else 0."""
 
 
 class Mask(Ordered):
-    """a where b is not 0, else 0, whatever a is there; b is a value, or the weight `mask`."""
+    """a where b is not 0, else 0, whatever a is there; a is a value or the weight `first`, b a value or the weight
+    `mask`."""
 
     takes_ints: ClassVar[bool] = True
-    optional: ClassVar[tuple[str, ...]] = ("mask",)
+    optional: ClassVar[tuple[str, ...]] = ("first", "mask")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mod(Ordered):
-    """What is left of a, an int, when b has been taken from it as often as it goes: with the sign of b, or with that
-    of a if `truncated`; 0 where b is 0."""
+    """What is left of a when b has been taken from it as often as it goes, exactly: with the sign of b, or with that
+    of a if `truncated`, which is C's fmod."""
 
     truncated: bool = False
     takes_ints: ClassVar[bool] = True
     flop_each: ClassVar[int] = 8
-
-    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
-        if "float" in inputs[0].dtype:
-            raise ShapeError("needs ints", got=str(inputs[0]), expected="an int dtype")
-        return super().infer(inputs, weights)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

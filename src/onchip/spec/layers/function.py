@@ -11,6 +11,10 @@ class Abs(Elementwise):
     """|x|."""
 
 
+class Sign(Elementwise):
+    """1 above 0, -1 below, 0 of 0 and NaN of NaN."""
+
+
 class Sqrt(Elementwise):
     """The square root; of a number below 0, NaN."""
 

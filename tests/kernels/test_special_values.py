@@ -1,0 +1,128 @@
+"""Every pointwise layer and reduction on NaN, infinities, zeros of both signs, subnormal and huge numbers: as NumPy has
+them, in every dtype, on the CPU and in the CUDA kernels."""
+
+import numpy as np
+import pytest
+
+import onchip
+from emulated_cuda import emulated_gpu, needs_gxx
+from onchip.kernels.pointwise import BINARY, UNARY, operation_of
+from onchip.spec.layers import (
+    ELU,
+    GELU,
+    Abs,
+    Add,
+    Cast,
+    Ceil,
+    Clip,
+    Div,
+    Equal,
+    Floor,
+    Greater,
+    GreaterOrEqual,
+    HardSigmoid,
+    LeakyReLU,
+    Mask,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Pow,
+    PReLU,
+    Reciprocal,
+    ReLU,
+    Round,
+    Sign,
+    Sqrt,
+    Sub,
+    ToInts,
+    ToPixels,
+)
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType, numpy_dtype
+from pointwise_networks import emulated
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+INTS = ("int64", "int32", "int16", "int8", "uint8")
+SPECIAL = (
+    0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, -0.5, 2.0, 3.0, -3.0, 0.7, -0.7, 7.3, -7.3, 1e-3, -1e-3, 700.0,
+    -700.0, 60000.0, -60000.0, 1e10, -1e10, 1e20, -1e20, 3e38, -3e38, 1e-20, -1e-30, 6e-8, -6e-8, 1e-40, -1e-45,
+)  # fmt: skip
+# Exact, signs of zeros included, but for what NumPy itself leaves to chance: which zero is the larger.
+EXACT = {
+    Abs: np.abs, Sign: np.sign, Sqrt: np.sqrt, Reciprocal: lambda x: 1 / x, Floor: np.floor, Ceil: np.ceil,
+    Round: np.rint, Add: np.add, Sub: np.subtract, Mul: np.multiply, Div: np.divide,
+    Greater: np.greater, GreaterOrEqual: np.greater_equal, Equal: np.equal, Max: np.maximum, Min: np.minimum,
+}  # fmt: skip
+PARAMETERS = {LeakyReLU: (0.25,), Clip: (-0.5, 2.0), ELU: (0.5,), HardSigmoid: (0.25, 0.5)}
+LAYERS = [
+    row.layer(row.variant) if row.layer is GELU else row.layer(*PARAMETERS.get(row.layer, ()))
+    for row in UNARY
+    if row.layer not in (Cast, ToInts, ToPixels)
+]
+PAIRS = [Mod(row.variant == "truncated") if row.layer is Mod else row.layer() for row in BINARY]
+
+
+def numbers(dtype):
+    with np.errstate(all="ignore"):
+        return np.unique(np.array(SPECIAL).astype(numpy_dtype(dtype)).view(f"u{numpy_dtype(dtype).itemsize}")).view(
+            numpy_dtype(dtype)
+        )
+
+
+def truth(layer, *xs):
+    """In float64, and whether it is to be met exactly."""
+    wide = [x.astype(np.float64) for x in xs]
+    if isinstance(layer, Mod):
+        return (np.fmod if layer.truncated else np.mod)(*wide), True
+    if isinstance(layer, Mask):
+        return np.where(wide[1] != 0, wide[0], 0), True
+    if isinstance(layer, Pow):
+        return np.power(*wide), False
+    if type(layer) in EXACT:
+        return EXACT[type(layer)](*wide), True
+    is_exact = isinstance(layer, ReLU | Clip | LeakyReLU | PReLU)
+    return operation_of(layer).forward(layer, tuple(wide), {}), is_exact
+
+
+def wrong(layer, run, dtype):
+    """Where a layer's results are not the truth, rounded once: (numbers, got, expected)."""
+    x = numbers(dtype)
+    count = len(x) if isinstance(layer, tuple(PAIR_KINDS)) else 1
+    xs = [np.repeat(x, count)] + ([np.tile(x, count)] if count > 1 else [])
+    net = Network({f"x{i}": TensorType(("B", 1), dtype) for i in range(len(xs))},
+                  (Node("y", layer, tuple(f"x{i}" for i in range(len(xs)))),), ("y",), {})  # fmt: skip
+    with np.errstate(all="ignore"):
+        exact, is_exact = truth(layer, *xs)
+        made = run(net)(*(each[:, None] for each in xs))[:, 0]
+        assert made.dtype == numpy_dtype(dtype)
+        got, expected = made.astype(np.float64), exact.astype(numpy_dtype(dtype)).astype(np.float64)
+        same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+        if not is_exact:
+            info = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
+            allowed = 8 * info * np.abs(expected) + LEAST[dtype] + 2.0**-52 * np.abs(xs[0].astype(np.float64))
+            same |= np.isfinite(expected) & (np.abs(got - expected) <= allowed)
+        if type(layer) in EXACT and not isinstance(layer, Max | Min):
+            same &= (np.signbit(got) == np.signbit(expected)) | np.isnan(expected)
+    return [(*(float(each[i]) for each in xs), got[i], expected[i]) for i in np.flatnonzero(~same)]
+
+
+PAIR_KINDS = {type(layer) for layer in PAIRS}
+# Exponentials below the least normal number may be 0.
+LEAST = {"float32": 2.0**-126, "float64": 2.0**-1022, "float16": 2.0**-14, "bfloat16": 2.0**-126}
+
+
+def found(run, dtype):
+    return {str(layer): places for layer in (*LAYERS, *PAIRS) if (places := wrong(layer, run, dtype)[:4])}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_on_the_cpu(dtype):
+    assert not found(lambda net: onchip.compile(net, "cpu"), dtype)
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_in_cuda_kernels(monkeypatch, dtype):
+    gpu = emulated_gpu(monkeypatch)
+    assert not found(lambda net: emulated(gpu, net), dtype)

@@ -131,3 +131,13 @@ def test_signs_of_ints(tmp_path):
     x = np.array([[np.iinfo("i8").min, -3, 0, 5]])
     net = read(tmp_path, model([op("Sign", "x")], {}, ("N", 4), element=TensorProto.INT64))
     np.testing.assert_array_equal(onchip.compile(net, "cpu")(x), np.sign(x))
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("kind", ["LogSumExp", "Max", "Min", "L1", "LogSum", "SumSquare"])
+def test_reductions(tmp_path, kind, keep):
+    rows = [
+        [1, 2, 3], [INF, 1, 2], [-INF, 1, 2], [-INF] * 3, [INF] * 3, [INF, -INF, 0], [NAN, 1, 2], [NAN, INF, -INF],
+        [3e38, 0, -3e38], [0, -0.0, 0], [-1e20, -1e20, -1e20],
+    ]  # fmt: skip
+    check(tmp_path, model([op(f"Reduce{kind}", "x", axes=[1], keepdims=keep)], {}, ("N", 3)), np.array(rows, "f4"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import cast
 
+import ml_dtypes
 import numpy as np
 
 from onchip.errors import FormatError
@@ -19,6 +20,7 @@ from onchip.spec.layers import (
     ArgMax,
     ArgMin,
     Cast,
+    Clip,
     Exp,
     GlobalMax,
     GlobalMean,
@@ -35,6 +37,7 @@ from onchip.spec.layers import (
 )
 from onchip.spec.layers.cast import Whole
 from onchip.spec.network import Node
+from onchip.spec.types import numpy_dtype
 
 Reduction = GlobalMax | GlobalMin | GlobalSum | GlobalMean | GlobalNorm
 
@@ -69,7 +72,8 @@ def read_reduction(graph: GraphReader, op: Op) -> None:
 
 @reads("ReduceL1", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
 def read_sum_of_functions(graph: GraphReader, op: Op) -> None:
-    """A function of each number, the sum, and a function of that; of exponentials the largest is taken out before."""
+    """A function of each number, the sum, and a function of that; of exponentials the largest is taken out before,
+    or the largest finite number where that is an infinity: an infinity less itself is NaN."""
     x, keep = graph.value(op), keeps_axes(op)
     axes = _axes(graph, op, x)
     if axes is None:
@@ -81,11 +85,13 @@ def read_sum_of_functions(graph: GraphReader, op: Op) -> None:
     elif op.kind == "ReduceLogSum":
         graph.add(op, Log(), (graph.add_step(op, GlobalSum(axes, keep), (x,)),))
     else:
-        highest = graph.add_step(op, GlobalMax(axes, True), (x,))
+        most = float(ml_dtypes.finfo(numpy_dtype(graph.types[x].dtype)).max)
+        finite = Clip(-most, most)
+        highest = graph.add_step(op, finite, (graph.add_step(op, GlobalMax(axes, True), (x,)),))
         powers = graph.add_step(op, Exp(), (graph.add_step(op, Sub(), (x, highest)),))
         total = graph.add_step(op, Log(), (graph.add_step(op, GlobalSum(axes, keep), (powers,)),))
         if not keep:
-            highest = graph.add_step(op, GlobalMax(axes, False), (x,))
+            highest = graph.add_step(op, finite, (graph.add_step(op, GlobalMax(axes, False), (x,)),))
         graph.add(op, Add(), (total, highest))
 
 

@@ -8,8 +8,8 @@ from onnx import TensorProto, helper
 
 import onchip
 from onchip.kernels import reference
-from onchip.spec.layers import Equal, Greater, GreaterOrEqual
-from onnx_models import F32, model, op, read, run_onnx
+from onchip.spec.layers import Equal, Greater, GreaterOrEqual, Linear
+from onnx_models import F32, model, numbers, op, read, run_onnx
 
 INF, NAN = np.inf, np.nan
 SPECIAL = np.array(
@@ -141,3 +141,29 @@ def test_reductions(tmp_path, kind, keep):
         [3e38, 0, -3e38], [0, -0.0, 0], [-1e20, -1e20, -1e20],
     ]  # fmt: skip
     check(tmp_path, model([op(f"Reduce{kind}", "x", axes=[1], keepdims=keep)], {}, ("N", 3)), np.array(rows, "f4"))
+
+
+RESIZES = {"up": ([16, 27], 0, 0), "down": ([5, 4], 0, 0), "smoothed": ([5, 4], 1, 0), "excluded": ([11, 9], 0, 1)}
+
+
+@pytest.mark.parametrize("special", [NAN, INF])
+@pytest.mark.parametrize("how", ["half_pixel", "align_corners", "asymmetric"])
+@pytest.mark.parametrize("case", RESIZES)
+def test_a_cubic_resize_keeps_a_nan_where_it_counts(tmp_path, case, how, special):
+    """Among the outputs of whose sums it has a weight; all others are as if it were another number."""
+    sizes, smooth, exclude = RESIZES[case]
+    given = {"mode": "cubic", "axes": [2, 3], "coordinate_transformation_mode": how}
+    node = op("Resize", "x", **given, antialias=smooth, exclude_outside=exclude)
+    node.input[:] = ["x", "", "", "sizes"]
+    net = read(tmp_path, model([node], {"sizes": np.array(sizes)}, ("N", 2, 8, 9), opset=18))
+    assert Linear not in [type(each.layer) for each in net.nodes]
+    engine, x = onchip.compile(net, "cpu"), numbers(2, 2, 8, 9)
+    one = np.zeros_like(x)
+    one[0, 1, 3, 6] = 1
+    counts = np.abs(engine(one)) > 1e-7
+    assert 0 < counts.sum() < counts[0, 1].size
+    bad = x.copy()
+    bad[0, 1, 3, 6] = special
+    got = engine(bad)
+    np.testing.assert_array_equal(~np.isfinite(got), counts)
+    np.testing.assert_array_equal(got[~counts], engine(x)[~counts])

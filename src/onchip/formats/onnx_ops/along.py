@@ -1,4 +1,4 @@
-"""Constant matrices along single axes of a row: what filters and uneven windows over a picture come to."""
+"""Filters along single axes of a row: each number of y is a weighted sum of a few of x that lie around a place."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import math
 
 import numpy as np
 
-from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op
 from onchip.formats.onnx_ops.graph_reader import GraphReader
-from onchip.spec.layers import Linear, Permute
+from onchip.spec.layers import Gather, GlobalSum, Mask, Mul, Reshape
 from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
 
-_MOST_NUMBERS = 1 << 20  # of a matrix: more is work that a filter of some taps is not
+_NOTHING = 1e-9  # a weight this small is a 0 that was rounded
 
 
-def multiply_along(graph: GraphReader, op: Op, x: str, matrices: dict[int, Array]) -> str:
-    """x times a matrix (sizes of y, sizes of x) along each of these axes, the batch being 0; the last axis first."""
-    for axis, matrix in sorted(matrices.items(), reverse=True):
-        if matrix.size > _MOST_NUMBERS:
-            got = f"{matrix.shape[1]} to {matrix.shape[0]} along axis {axis}"
-            raise FormatError(f"{op}: its axes are too long", got=got, expected=f"a product below {_MOST_NUMBERS:,}")
-        rank = len(graph.types[x].shape)
-        order = [*(a for a in range(rank) if a != axis), axis]
-        weight = matrix.astype(numpy_dtype(graph.types[x].dtype))
-        roles = {"weight": graph.weight(f"{op.outputs[0]}_axis{axis}", weight)}
-        last = graph.add_step(op, Permute(tuple(order)), (x,)) if axis < rank - 1 else x
-        x = graph.add_step(op, Linear(), (last,), roles)
-        if axis < rank - 1:
-            x = graph.add_step(op, Permute(tuple(int(a) for a in np.argsort(order))), (x,))
-    return x
+def filter_along(graph: GraphReader, op: Op, x: str, axis: int, places: Array, weights: Array) -> str:
+    """y[i] = sum over k of weights[k, i] * x[places[k, i]], along an axis, the batch being 0.
+
+    Only what a sum counts reaches it, as a NaN or an infinity times 0 is NaN.
+    """
+    row, taps = graph.types[x].row_shape, weights.shape
+    dtype, name = numpy_dtype(graph.types[x].dtype), f"{op.outputs[0]}_axis{axis}"
+    graph.spend(op, weights.size)
+    chosen = graph.add_step(op, Gather(axis, tuple(places.reshape(-1).tolist())), (x,))
+    chosen = graph.add_step(op, Reshape((*row[: axis - 1], *taps, *row[axis:])), (chosen,))
+    factors = weights.astype(dtype).reshape(*taps, *(1,) * (len(row) - axis))
+    if not factors.all():
+        mask = graph.weight(f"{name}_counts", (factors != 0).astype(dtype))
+        chosen = graph.add_step(op, Mask(), (chosen,), {"mask": mask})
+    scaled = graph.add_step(op, Mul(), (chosen,), {"constant": graph.weight(name, factors)})
+    return graph.add_step(op, GlobalSum((axis,)), (scaled,))
 
 
-def filter_matrix(at: Array, n: int, scale: float, a: float | None, within: bool) -> Array:
-    """Row i makes, of n numbers, the one that lies at at[i]: a mean of those around it, weighted by a filter.
+def filter_taps(at: Array, n: int, scale: float, a: float | None, within: bool) -> tuple[Array, Array]:
+    """Which of n numbers, and how much of each, make the one that lies at at[i]: both (taps, len(at)).
 
     scale   below 1, the filter is as much wider
     a       of a cubic filter; None is a linear one
@@ -42,9 +42,8 @@ def filter_matrix(at: Array, n: int, scale: float, a: float | None, within: bool
     """
     wide = max(1.0, 1 / scale)
     reach = math.ceil((1 if a is None else 2) * wide)
-    first = np.floor(at).astype(np.int64)
-    places = first[:, None] + np.arange(1 - reach, 1 + reach)
-    d = np.abs(places - at[:, None]) / wide
+    places = np.floor(at).astype(np.int64) + np.arange(1 - reach, 1 + reach)[:, None]
+    d = np.abs(places - at) / wide
     if a is None:
         weights = np.maximum(0, 1 - d)
     else:
@@ -52,7 +51,7 @@ def filter_matrix(at: Array, n: int, scale: float, a: float | None, within: bool
         weights = np.where(d <= 1, near, np.where(d < 2, ((d - 5) * d + 8) * d * a - 4 * a, 0))
     if within:
         weights = np.where((places >= 0) & (places < n), weights, 0)
-    weights = weights / weights.sum(axis=1, keepdims=True)
-    matrix = np.zeros((len(at), n))
-    np.add.at(matrix, (np.arange(len(at))[:, None], np.clip(places, 0, n - 1)), weights)
-    return matrix
+    weights = weights / weights.sum(axis=0)
+    weights = np.where(np.abs(weights) < _NOTHING, 0, weights)
+    used = weights.any(axis=1)
+    return np.clip(places, 0, n - 1)[used], weights[used]

@@ -8,7 +8,7 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from onchip.errors import FormatError
-from onchip.formats.onnx_ops.along import filter_matrix, multiply_along
+from onchip.formats.onnx_ops.along import filter_along, filter_taps
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter, OpsetError
@@ -37,12 +37,13 @@ def read_resize(graph: GraphReader, op: Op) -> None:
     row_sizes = tuple(int(size) for size in sizes)
     if mode == b"cubic" or smooths:
         a = op.number("cubic_coeff_a", -0.75) if mode == b"cubic" else None
-        within, matrices = op.attribute("exclude_outside", 0) != 0, {}
-        for axis, (n, size, scale) in enumerate(zip(graph.types[x].row_shape, row_sizes, scales, strict=True), 1):
+        within = op.attribute("exclude_outside", 0) != 0
+        axes = list(enumerate(zip(graph.types[x].row_shape, row_sizes, scales, strict=True), 1))
+        for axis, (n, size, scale) in reversed(axes):
             if (n, scale) != (size, 1.0):
                 at = places_in(n, size, scale, coordinates)
-                matrices[axis] = filter_matrix(at, n, scale if smooths else 1.0, a, within)
-        graph.hand_out(op, 0, multiply_along(graph, op, x, matrices))
+                x = filter_along(graph, op, x, axis, *filter_taps(at, n, scale if smooths else 1.0, a, within))
+        graph.hand_out(op, 0, x)
     elif mode == b"nearest":
         graph.add(op, NearestResize(row_sizes, tuple(scales), coordinates, rounding), (x,))
     else:

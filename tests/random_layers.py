@@ -225,7 +225,8 @@ def _to_ints(grow: Growing, kind: type[Layer]) -> None:
 
 def _mod(grow: Growing, kind: type[Layer]) -> None:
     if (value := grow.some(lambda v: v not in grow.steps and grow.types[v].dtype in ID_DTYPES)) is not None:
-        grow.add(Mod(grow.pick(YES_NO)), value, **{grow.pick(("first", "constant")): grow.row(value)})
+        odd = grow.add(Add(), value, value, grow.add(Equal(), value, value))  # by 0 it would be an error
+        grow.add(Mod(grow.pick(YES_NO)), value, odd)
 
 
 def _matmul(grow: Growing, kind: type[Layer]) -> None:

@@ -247,3 +247,8 @@ def test_quantised_ints_come_out_and_in(tmp_path):
     assert check_meaning(tmp_path, proto, rows=40).output.dtype == "int8"
     proto = of([op("DequantizeLinear", "x s z")], weights, TensorProto.INT8, F32)
     check_meaning(tmp_path, proto, rows=40)
+
+
+@pytest.mark.parametrize("kind", ["Div", "Mod"])
+def test_a_constant_divisor_of_zero_is_refused(tmp_path, kind):
+    refused(tmp_path, model([op(kind, "x k")], {"k": np.array([3, 0])}, ("N", 2), element=I64), "divides by zero")

@@ -13,8 +13,10 @@ from onchip.spec.layers import (
     Cast,
     Conv2d,
     Div,
+    Equal,
     GlobalSum,
     Greater,
+    GreaterOrEqual,
     Mask,
     Max,
     Min,
@@ -80,31 +82,42 @@ def test_a_constant_in_front(dtype):
 
 
 @pytest.mark.parametrize("size", [3, BLOCK + 5])
-@pytest.mark.parametrize("layer", [Div(), Mod(), Mod(True), Mask()], ids=str)
+@pytest.mark.parametrize("layer", [Div(), Mod(), Mod(True)], ids=str)
 @pytest.mark.parametrize("dtype", COMPUTED_INTS)
-def test_ints_divide(dtype, layer, size):
-    """By numbers of both signs, by 0, and the least int by -1; a mask leaves some."""
+def test_ints_divide_by_constants(dtype, layer, size):
+    """By numbers of both signs, and the least int by -1."""
+    k = all_sizes(dtype, size)[::-1].copy()
+    k[0] = -1
+    k[k == 0] = -3
     net = Network(
-        {"x": TensorType(("B", size), dtype), "z": TensorType(("B", size), dtype)}, (Node("y", layer, ("x", "z")),),
-        ("y",), {},
-    )  # fmt: skip
-    x, z = all_sizes(dtype, 40, size), all_sizes(dtype, 40, size)[::-1].copy()
-    z[5:20] = np.arange(15)[:, None] % 7 - 3
+        {"x": TensorType(("B", size), dtype)}, (Node("y", layer, ("x",), {"constant": "k"}),), ("y",), {"k": k}
+    )
+    x = all_sizes(dtype, 40, size)
     x[:, 0] = np.iinfo(dtype).min
-    assert {0, -1} <= set(z[5:20, 0].tolist())
+    np.testing.assert_array_equal(run(net, x), reference.forward(net, x))
+
+
+@pytest.mark.parametrize("size", [3, BLOCK + 5])
+@pytest.mark.parametrize("layer", [Mask(), Greater(), GreaterOrEqual(), Equal()], ids=str)
+@pytest.mark.parametrize("dtype", COMPUTED_INTS)
+def test_ints_are_masked_and_compared(dtype, layer, size):
+    given = TensorType(("B", size), dtype)
+    net = Network({"x": given, "z": given}, (Node("y", layer, ("x", "z")),), ("y",), {})
+    x, z = all_sizes(dtype, 40, size), all_sizes(dtype, 40, size)[::-1].copy()
+    z[5:20], z[30] = np.arange(15)[:, None] % 7 - 3, x[30]
     np.testing.assert_array_equal(run(net, x, z), reference.forward(net, (x, z)))
 
 
 def test_digits_by_constants():
-    """Ids in one pass: several quotients and what is left of them, one with the constant in front."""
+    """Ids in one pass: several quotients and what is left of them."""
     nodes = (
         Node("hundreds", Div(), ("ids",), {"constant": "hundred"}), Node("a", Div(), ("ids",), {"constant": "ten"}),
-        Node("tens", Mod(), ("a",), {"constant": "ten"}), Node("rest", Mod(), ("ids",), {"first": "hundred"}),
+        Node("tens", Mod(), ("a",), {"constant": "ten"}), Node("rest", Mod(), ("ids",), {"constant": "hundred"}),
     )  # fmt: skip
     weights = {"hundred": np.array(100), "ten": np.array(10)}
     net = Network({"ids": TensorType(("B", 4), "int64")}, nodes, ("hundreds", "tens", "rest"), weights)
     ids = np.random.default_rng(0).integers(1, 1000, (90, 4))
-    for got, expected in zip(run(net, ids), (ids // 100, ids // 10 % 10, 100 % ids), strict=True):
+    for got, expected in zip(run(net, ids), (ids // 100, ids // 10 % 10, ids % 100), strict=True):
         np.testing.assert_array_equal(got, expected)
 
 

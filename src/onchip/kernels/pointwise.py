@@ -69,6 +69,7 @@ from onchip.spec.layers import (
 
 if TYPE_CHECKING:
     from onchip.kernels.reference.base import Backward, Forward
+    from onchip.spec.network import Network, Node
 
 # The `cpu` column. The compiled loops compare with these; 0 is no operation, and the tile's own last step does RELU.
 IDENTITY, RELU, SIGMOID, TANH, LEAKY, SILU, GELU_ERF, GELU_TANH = range(8)
@@ -175,6 +176,14 @@ CPU_ACTIVATIONS = _kinds(row for row in OPERATIONS if row.cpu is not None)
 TRAINED = _kinds(row for row in OPERATIONS if row.slope_of_result)
 BINARY = tuple(row for row in OPERATIONS if issubclass(row.layer, Broadcast))
 UNARY = tuple(row for row in OPERATIONS if row not in BINARY)
+
+
+def may_divide_by_zero(net: Network, node: Node) -> bool:
+    """Whether it divides ints, by others than constants that hold no 0."""
+    if not isinstance(node.layer, Div | Mod) or "float" in net.types[node.name].dtype:
+        return False
+    constant = net.weights[node.weights["constant"]] if "constant" in node.weights else None
+    return not (isinstance(constant, np.ndarray) and bool(constant.all()))
 
 
 def operation_of(layer: Layer) -> Operation | None:

@@ -47,6 +47,7 @@ from onchip.spec.layers import (
     Tanh,
 )
 from onchip.spec.network import Node
+from onchip.spec.reading import show
 from onchip.spec.recipe import Array
 from onchip.spec.types import Dim, numpy_dtype
 
@@ -129,6 +130,7 @@ def _of_two(graph: GraphReader, x: str, factor: str) -> tuple[Layer, str] | None
 def read_div(graph: GraphReader, op: Op) -> None:
     """By a constant: times its inverse, where that is as exact as a rounding more allows."""
     values, constants = operands(graph, op)
+    _check_divisor(op, constants)
     if 1 in constants and constants[1].dtype.kind in "fV":
         exact = constants[1].astype(np.float64)
         inverse = (1 / exact).astype(constants[1].dtype)
@@ -143,7 +145,14 @@ def read_div(graph: GraphReader, op: Op) -> None:
 @reads("Mod")
 def read_mod(graph: GraphReader, op: Op) -> None:
     values, constants = operands(graph, op)
+    _check_divisor(op, constants)
     combine(graph, op, Mod(op.attribute("fmod", 0) != 0), values, constants)
+
+
+def _check_divisor(op: Op, constants: dict[int, Array]) -> None:
+    if 1 in constants and constants[1].dtype.kind in "iu" and not constants[1].all():
+        got, expected = show(constants[1].tolist()), "ints other than 0"
+        raise FormatError(f"{op} divides by zero", got=got, expected=expected)
 
 
 @reads("Max", "Min", "Mean")

@@ -259,9 +259,7 @@ def int_code(layer: Layer) -> int:
 
 @compiled(inline=True)
 def _quotient(a: int, b: int) -> int:
-    """The whole part of a / b, 0 where b is 0; the least int by -1 wraps."""
-    if b == 0:
-        return 0
+    """The whole part of a / b, which is not 0; the least int by -1 wraps."""
     if b == -1:
         return -a
     down = a // b
@@ -303,7 +301,7 @@ def combine_ints(to: int, first: int, second: int, count: int, code: int) -> Non
             y[n] = _quotient(a[n], b[n])
     else:
         for n in range(count):
-            rest = a[n] - _quotient(a[n], b[n]) * b[n] if b[n] != 0 else 0
+            rest = a[n] - _quotient(a[n], b[n]) * b[n]
             is_across = rest != 0 and (rest < 0) != (b[n] < 0)
             y[n] = rest + b[n] if code == _MOD and is_across else rest
 

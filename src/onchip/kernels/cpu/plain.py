@@ -29,6 +29,7 @@ from onchip.spec.layers import (
     Cast,
     Convolution,
     CumSum,
+    Div,
     Elementwise,
     GlobalMax,
     GlobalMean,
@@ -42,6 +43,7 @@ from onchip.spec.layers import (
     MatMul,
     MaxPool1d,
     MaxPool2d,
+    Mod,
     Recurrent,
     RowNorm,
     SequenceMax,
@@ -135,7 +137,9 @@ class Plain:
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
             y = outputs[0]
             step = 1
-            if not isinstance(layer, _ROW_BY_ROW):
+            if isinstance(layer, Div | Mod):  # which tell of a row: the number that it has in the batch
+                step = max(1, len(y))
+            elif not isinstance(layer, _ROW_BY_ROW):
                 step = max(1, _BLOCK_BYTES * len(y) // max(1, sum(array.nbytes for array in (*inputs, y))))
             with np.errstate(all="ignore"):  # NaN and Inf pass through, as everywhere in onchip
                 for first in range(0, len(y), step):

@@ -41,7 +41,7 @@ from onchip.kernels.cpu.pointwise_block import (
     run_blocks,
 )
 from onchip.kernels.cpu.price import CorePrice
-from onchip.kernels.pointwise import CPU_ACTIVATIONS
+from onchip.kernels.pointwise import CPU_ACTIVATIONS, may_divide_by_zero
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
@@ -263,8 +263,8 @@ def _fits(net: Network, node: Node) -> bool:
         return (net.types[node.inputs[0]].dtype, made) in (CASTS if isinstance(layer, Cast) else WHOLES)
     if isinstance(layer, _MOVES):
         return made in ("float32", *COMPUTED_INTS)
-    if made in COMPUTED_INTS:
-        return isinstance(layer, INT_COMBINATIONS)
+    if made in COMPUTED_INTS:  # a divisor that is 0 is found, and told of, by the reference
+        return isinstance(layer, INT_COMBINATIONS) and not may_divide_by_zero(net, node)
     takes = _is_cut(net, node) or isinstance(layer, (*_NORMS, *CPU_ACTIVATIONS, *FUNCTIONS, *COMBINATIONS))
     given = (*net.input_types(node), *(net.weight_type(name) for name in node.weights.values()))
     return takes and all(each.dtype == "float32" for each in given)

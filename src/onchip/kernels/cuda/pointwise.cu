@@ -25,6 +25,7 @@
 #include "brief.cuh"
 #include "divide.cuh"
 #include "function.cuh"
+#include "status.cuh"
 
 constexpr int THREADS = 256;
 constexpr int MOST_OPERANDS = 12, MOST_OUTPUTS = 6, MOST_STEPS = 64, MOST_LEVELS = 6;
@@ -61,7 +62,7 @@ struct Step {
     What what;
     unsigned char code;  // of an operation
     unsigned char index;  // of an operand, an output or a kept value
-    Number p, q;
+    Number p, q;  // parameters; of ints whether the operand, or the accumulator, is a divisor that may be 0
 };
 template <class Number>
 struct Run {
@@ -379,11 +380,22 @@ __device__ __forceinline__ void fetch_ahead(const Run<Number>& run) {
 #endif
 }
 
+// Divisors of 0 are told to the host; the quotient is 0, and the run goes on.
+template <int V, int N>
+__device__ __forceinline__ void report_zeros(const Numbers<long long, N>& divisors, u32 first,
+                                             const Run<long long>& run, u64* status) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const u32 n = first + behind<V>(i);
+        if (divisors[i] == 0 && n < run.count) report_bad_id(status, run.first + n, 0);
+    }
+}
+
 // V  neighbours of a thread: 4, or 8 where all layers are of 16 bits and activations brief
 // N  numbers of a thread: 64 B of them, or V where that is enough for all multiprocessors
 template <class Number, int V, int N, class Functions, class Combinations>
 __global__ void __launch_bounds__(THREADS, (BLOCKS<Number, Combinations::COUNT>))
-    pointwise(const __grid_constant__ Run<Number> run) {
+    pointwise(const __grid_constant__ Run<Number> run, u64* status) {
     if constexpr (N == V) {  // it begins before the kernel before it ends (LaunchConfig.overlaps)
         let_next_begin();
         wait_for_kernel_before();
@@ -408,7 +420,13 @@ __global__ void __launch_bounds__(THREADS, (BLOCKS<Number, Combinations::COUNT>)
             case GIVE: store<V, (Combinations::COUNT > 2), Number>(run, index, v, first); break;
             case APPLY: Functions::template apply<Number, V == 8>(step.code, v, step.p, step.q); break;
             case COMBINE:
-            case COMBINE_KEPT: Combinations::template apply<Number>(step.code, v, other); break;
+            case COMBINE_KEPT:
+                if constexpr (is_same<Number, long long>) {
+                    if (step.p != 0) report_zeros<V, N>(other, first, run, status);
+                    if (step.q != 0) report_zeros<V, N>(v, first, run, status);
+                }
+                Combinations::template apply<Number>(step.code, v, other);
+                break;
         }
     }
 }

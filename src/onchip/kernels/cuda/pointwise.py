@@ -40,6 +40,7 @@ from onchip.kernels.cuda.pointwise_run import (
 from onchip.kernels.cuda.product_few import OVERLAPPING
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
+    NOTHING,
     Budget,
     Instance,
     Int64,
@@ -67,7 +68,7 @@ ALIGNED_ROWS = 16  # begin at a multiple of 16 bytes, whatever a row is
 # Of 5 blocks a multiprocessor, or 3. sm_90 spills nothing; others do a little in runs of float.
 COMMON_BUDGETS = {"float": Budget(48, spill_bytes=192), "double": Budget(80), "long long": Budget(80)}
 BUDGETS = {"float": Budget(80, spill_bytes=32), "double": Budget(128), "long long": Budget(80)}  # of 3 blocks, or 2
-_STEP = {4: "<BBBxff", 8: "<BBB5xdd"}  # ints are told nothing: zeros, which are the same bits
+_STEP = {"float": "<BBBxff", "double": "<BBB5xdd", "long long": "<BBB5xqq"}
 
 
 def program_of(number: str, neighbours: int, numbers: int, is_common: bool) -> Program:
@@ -105,7 +106,7 @@ class PointwiseLowering:
         config = LaunchConfig((-(-count // (THREADS * numbers)), 1, 1), (THREADS, 1, 1), kept_bytes, overlaps=overlaps)
         program = program_of(number, neighbours, numbers, self.run.is_common)
         budget = (COMMON_BUDGETS if self.run.is_common else BUDGETS)[number]
-        return KernelLaunch(program, config, (self._told(first, count),), budget)
+        return KernelLaunch(program, config, (self._told(first, count), self.run.divisors or NOTHING), budget)
 
     def _numbers(self, count: int) -> int:
         """Of a thread: few where so all multiprocessors have some."""
@@ -124,7 +125,7 @@ class PointwiseLowering:
         data = [struct.pack("<qII8s", first * run.row_size, count, len(run.steps), types)]
         data += [_operand(operand if first else operand.seen_by(count), first) for operand in run.operands]
         data.append(bytes(OPERAND_BYTES * (MOST_OPERANDS - len(operands))))
-        form = _STEP[NUMBER_BYTES[run.number]]
+        form = _STEP[run.number]
         data += [struct.pack(form, step.what, step.code, step.index, *step.told) for step in run.steps]
         data.append(bytes(struct.calcsize(form) * (MOST_STEPS - len(run.steps))))
         return Struct(tuple(pointers), b"".join(data))

@@ -14,8 +14,8 @@ from enum import IntEnum
 from typing import cast
 
 from onchip.kernels.batch_norm import batch_norm_parts
-from onchip.kernels.cuda.program import Input, Int64, Memory, Output, Weight
-from onchip.kernels.pointwise import BINARY, UNARY, Operation, operation_of
+from onchip.kernels.cuda.program import Input, Int64, Memory, Output, StatusWord, Weight
+from onchip.kernels.pointwise import BINARY, UNARY, Operation, may_divide_by_zero, operation_of
 from onchip.spec.layers import (
     ELU,
     Add,
@@ -122,7 +122,8 @@ class Step:
     what: What
     index: int = 0  # of an operand, an output or a kept value
     code: int = 0  # of an operation, in FUNCTIONS or COMBINATIONS
-    told: tuple[float, float] = (0.0, 0.0)  # as the run's number type
+    # As the run's number type. Of ints: whether the operand, or the accumulator, is a divisor that may be 0.
+    told: tuple[float, float] = (0, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +137,7 @@ class Run:
     steps: tuple[Step, ...]
     kept: int  # values at the same time
     recipes: Mapping[str, Recipe]  # by the names of Weights
+    divisors: StatusWord | None = None  # where one that is 0 is told of
 
     @property
     def is_common(self) -> bool:
@@ -272,8 +274,14 @@ class RunWriter:
             raise TooLargeError(f"takes at most {MOST_STEPS} steps")
         return Run(
             self.number, 8 if self._is_narrow() else 4, row_size, tuple(self.operands), dtypes, tuple(self.outputs),
-            tuple(self.steps), self.most_kept, self.recipes,
+            tuple(self.steps), self.most_kept, self.recipes, self._divisors(),
         )  # fmt: skip
+
+    def _divisors(self) -> StatusWord | None:
+        nodes = [node for node in self.nodes if may_divide_by_zero(self.net, node)]
+        if not nodes:
+            return None
+        return StatusWord("', '".join(node.name for node in nodes), self.net.types[nodes[0].name].row_shape, 0)
 
     def _is_narrow(self) -> bool:
         """Whether every layer reads and gives numbers in 16 bits."""
@@ -301,15 +309,16 @@ class RunWriter:
             self._normalise(node)
         elif isinstance(layer, Broadcast) and row is not None:
             code = self._code(f"Turned<{row.cuda}>" if is_turned else row.cuda)
+            told = (not is_turned, is_turned) if may_divide_by_zero(self.net, node) else (0, 0)
             for value, root in zip(values[1:], roots[1:], strict=True):
                 if root in self.kept:
-                    self.steps.append(Step(What.COMBINE_KEPT, self.kept[root], code))
+                    self.steps.append(Step(What.COMBINE_KEPT, self.kept[root], code, told))
                 else:
-                    self.steps.append(Step(What.COMBINE, self._value(value, root, to), code))
+                    self.steps.append(Step(What.COMBINE, self._value(value, root, to), code, told))
             for name in node.weights.values():
                 given = self.net.weight_type(name)
                 recipe = Recipe.of(as_is, (name,), self.net.weights[name].shape, given.dtype)
-                self.steps.append(Step(What.COMBINE, self._weight(recipe, recipe.shape, to), code))
+                self.steps.append(Step(What.COMBINE, self._weight(recipe, recipe.shape, to), code, told))
             dtype = self.net.types[node.name].dtype
             if dtype in INTS and dtype != "int64":  # what has more bits by now must not be compared or divided
                 self._apply(ToInts(cast(Whole, dtype)))
@@ -329,7 +338,7 @@ class RunWriter:
         row = operation_of(layer)
         assert row is not None
         told = row.told_exactly(layer) if self.number == "double" else map(float, row.told(layer))
-        p, q = (*told, 0.0, 0.0)[:2]
+        p, q = (*told, 0, 0)[:2]
         code = (INT_FUNCTIONS if self.number == "long long" else FUNCTIONS).index(row.cuda)
         self.steps.append(Step(What.APPLY, 0, code, (p, q)))
 

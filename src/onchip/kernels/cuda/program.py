@@ -85,7 +85,8 @@ class State:
 class StatusWord:
     """Where a kernel that looks up ids writes the first bad one (status.cuh), and what the host then says.
 
-    The ids are (B, *row_shape), each should be below `limit`.
+    The ids are (B, *row_shape), each should be below `limit`. Of a kernel that divides ints, `ids` is the layers'
+    names and the limit 0: what is bad is a divisor of 0.
     """
 
     ids: str

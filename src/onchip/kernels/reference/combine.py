@@ -9,6 +9,7 @@ from functools import reduce
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
+from onchip.spec.divisors import check_divisors
 from onchip.spec.layers import (
     Add,
     Concat,
@@ -77,8 +78,16 @@ def extreme_back(layer: Max | Min, xs: Arrays, w: Weights, y: Array, dy: Array) 
 def _quotient(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f":
         return np.asarray(a / b)
-    low = a // b  # NumPy's is the next one below; 0 where b is 0
-    return np.asarray(low + ((low * b != a) & ((a < 0) != (b < 0)) & (b != 0)))
+    _check_divisors(a, b, "Div")
+    low = a // b  # NumPy's is the next one below
+    return np.asarray(low + ((low * b != a) & ((a < 0) != (b < 0))))
+
+
+def _check_divisors(a: Array, b: Array, name: str) -> None:
+    """InputError where ints are divided by 0, of which NumPy makes 0."""
+    shape = np.broadcast_shapes(a.shape, b.shape)
+    if a.dtype.kind != "f" and 0 not in shape:
+        check_divisors(np.broadcast_to(b, shape), name)
 
 
 def _power(a: Array, b: Array) -> Array:
@@ -129,6 +138,7 @@ def ordered_back(layer: Ordered, xs: Arrays, w: Weights, y: Array, dy: Array) ->
 @forward_of(Mod)
 def mod(layer: Mod, xs: Arrays, w: Weights) -> Array:
     a, b = operands(xs, w)
+    _check_divisors(a, b, "Mod")
     return np.asarray(np.fmod(a, b) if layer.truncated else np.mod(a, b))
 
 

@@ -18,6 +18,7 @@ from onchip.errors import InputError
 from onchip.kernels.cuda.program import StatusWord
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.pinned import PinnedBuffer
+from onchip.spec.divisors import zero_divisor
 from onchip.spec.recipe import Array
 from onchip.spec.tokens import bad_id
 
@@ -102,7 +103,8 @@ def _error(told: StatusWord, place: int, words: Sequence[int], first_row: int) -
     bits = sum((word & part) << (_ID_BITS * i) for i, word in enumerate(words)) & ((1 << 64) - 1)
     found = bits - (1 << 64) if bits >> 63 else bits
     position: tuple[Any, ...] = np.unravel_index(place % size, told.row_shape) if told.row_shape else ()
-    return bad_id(first_row + place // size, [int(i) for i in position], found, told.limit, told.ids)
+    row, at = first_row + place // size, [int(i) for i in position]
+    return bad_id(row, at, found, told.limit, told.ids) if told.limit else zero_divisor(row, at, told.ids)
 
 
 class Ticket:

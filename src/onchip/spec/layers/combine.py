@@ -97,7 +97,7 @@ class Sub(Ordered):
 
 
 class Div(Ordered):
-    """a / b; of ints the whole part of it, and 0 where b is 0."""
+    """a / b; of ints the whole part of it, and an error where b is 0."""
 
     takes_ints: ClassVar[bool] = True
     flop_each: ClassVar[int] = 8
@@ -144,7 +144,7 @@ class Mask(Ordered):
 @dataclass(frozen=True, eq=False, repr=False)
 class Mod(Ordered):
     """What is left of a when b has been taken from it as often as it goes, exactly: with the sign of b, or with that
-    of a if `truncated`, which is C's fmod."""
+    of a if `truncated`, which is C's fmod. Of ints it is an error where b is 0."""
 
     truncated: bool = False
     takes_ints: ClassVar[bool] = True

@@ -132,6 +132,7 @@ def test_bytes_are_scaled_as_in_training(cli, tmp_path):
         (["net.onnx", "bad.npz"], "which array?"),
         (["net.onnx", "not.npz"], "not an .npz file"),
         (["net.onnx", "other.csv"], "no column 'width'"),
+        (["net.onnx", "twice.csv"], "two columns are called 'width'"),
     ],
 )
 def test_bad_requests(cli, tmp_path, args, words):
@@ -140,9 +141,19 @@ def test_bad_requests(cli, tmp_path, args, words):
     np.savez(tmp_path / "bad.npz", a=np.ones((1, 2)), b=np.ones((1, 2)))
     (tmp_path / "not.npz").write_bytes(b"PK no zip")
     (tmp_path / "other.csv").write_text("widht,height\n1,2\n")
+    (tmp_path / "twice.csv").write_text("width,height,width\n1,2,3\n")
     ran = cli("run", *args)
     assert ran.code == 2
     assert words in ran.err
+
+
+def test_training_refuses_columns_of_one_name(cli, tmp_path):
+    """Two would be trained on, and the first be read twice afterwards."""
+    (tmp_path / "twice.csv").write_text("a,a,label\n1,2,x\n3,4,y\n")
+    ran = cli("train", "mlp", "--data", "twice.csv", "--labels", "label", "--device", "cpu", "-o", "net.onnx")
+    assert ran.code == 2
+    assert "two columns are called 'a'" in ran.err
+    assert not (tmp_path / "net.onnx").exists()
 
 
 def test_likeliest_are_in_order_and_equals_in_theirs():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from onchip.errors import FormatError, OnchipError
-from onchip.formats.csv_rows import read_csv
+from onchip.formats.csv_rows import csv_columns, read_csv
 
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Z"]), min_size=1, max_size=6)
@@ -90,6 +90,9 @@ def test_a_first_line_of_numbers_is_a_row(table):
     ("a;b;c\n1;2;3\n", "last", ["no column beside the label", "commas between the cells"]),
     ("a,b\n1,2\n", "c", ["no column has this name", "one of the first line: a, b"]),
     ("a,a,b\n1,2,3\n", "a", ["several columns have this name"]),
+    ("a,b,a,x\n1,2,3,y\n", "last", ["two columns are called 'a'", "columns 1 and 3 of line 1", "rename one"]),
+    ("a,b,a\n1,2,3\n", "last", ["two columns are called 'a'"]),
+    (",b,,x\n1,2,3,y\n", "x", ["two columns are called ''"]),
     (b"a,b\n1,\xff\n", "last", ["not UTF-8 text", "byte ff"]),
     (b"a," + b"1" * (1 << 18) + b"\n1,2", "last", ["line 1", "field larger"]),
     (b"1" * (1 << 25), "last", ["line 1 is too long"]),
@@ -103,6 +106,31 @@ def test_what_is_wrong_is_told_with_its_place(table, text, label, words):
     assert len(message) < 1500
     for word in ["table.csv", "got:", "expected:", "try:", *words]:
         assert word in message
+
+
+def test_columns_that_are_read_have_names_of_their_own(table):
+    """Others may have any; without a header there are no names."""
+    text = "id,a,id,b\n1,2,3,4\n"
+    with pytest.raises(FormatError, match="two columns are called 'id'"):
+        read_csv(table(text))
+    with pytest.raises(FormatError, match="two columns are called 'id'"):
+        csv_columns(table(text))
+    with pytest.raises(FormatError, match="two columns are called 'id'"):
+        read_csv(table(text), columns=("a", "id"))
+    with pytest.raises(FormatError, match="the network has two columns called 'a'"):
+        read_csv(table(text), columns=("a", "a"))
+    assert read_csv(table(text), columns=("b", "a")).values.tolist() == [[4, 2]]
+    assert read_csv(table("1,1,2\n")).values.tolist() == [[1, 1, 2]]
+
+
+def test_a_bad_cell_of_a_wide_table(table):
+    """Some 10^10 steps, were the columns looked through for each cell."""
+    names = [f"c{i}" for i in range(150_000)]
+    text = f"{','.join(names)}\n{','.join(['1'] * (len(names) - 1))},x\n"
+    with pytest.raises(FormatError, match=r"line 2, column 150000 \(c149999\): not a number"):
+        read_csv(table(text))
+    with pytest.raises(FormatError, match="column 150000"):
+        read_csv(table(text), columns=names[::-1])
 
 
 def test_labels_that_must_be_numbers(table):

@@ -1,6 +1,7 @@
 """Tables as text: a line a row, commas between the cells, numbers in them, and perhaps a column of labels.
 
-The first line is a header if none of its cells, the label aside, is a number. Cells may stand in double quotes.
+The first line is a header if none of its cells, the label aside, is a number. Cells may stand in double quotes. Columns
+are known by their names, so no two that are read may have the same.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import csv
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,7 +53,7 @@ def csv_columns(path: str | os.PathLike[str], label: str | None = None) -> tuple
     """What the header calls the columns, that of the label aside; none where there is no header."""
     source = Path(path)
     with open_input(source), blaming(source):
-        return _layout(source, label).names
+        return _pick(_layout(source, label), ()).names
 
 
 def read_csv(
@@ -80,14 +82,31 @@ def read_csv(
 
 
 def _pick(layout: _Layout, columns: Sequence[str]) -> _Layout:
-    """The layout with some columns taken alone."""
-    if not columns or not layout.header:
+    """The layout with some columns taken alone, or all: those of a header, each known by its name."""
+    if not layout.header:
         return layout
-    if missing := [name for name in columns if name not in layout.header]:
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(layout.header):
+        places.setdefault(name, []).append(place)
+    if several := [name for name in columns or layout.header if len(places.get(name, ())) > 1]:
+        at = " and ".join(str(place + 1) for place in places[several[0]][:2])
+        raise FormatError(
+            f"two columns are called {show(several[0])}", got=f"columns {at} of line 1",
+            expected="a name for each alone", hint="rename one of them, or leave it out",
+        )  # fmt: skip
+    if not columns:
+        return layout
+    if len(set(columns)) < len(columns):
+        name = next(name for name, count in Counter(columns).items() if count > 1)
+        raise FormatError(
+            f"the network has two columns called {show(name)}", got=f"one column {show(name)}",
+            expected="a name for each alone", hint="train it again on a table whose columns have names of their own",
+        )  # fmt: skip
+    if missing := [name for name in columns if name not in places]:
         shown = ", ".join(layout.header[:_SHOWN_NAMES]) + (", ..." if len(layout.header) > _SHOWN_NAMES else "")
         hint = did_you_mean(missing[0], layout.header) or "a table with the columns that the network was trained on"
         raise FormatError(f"no column '{missing[0]}'", got=shown, expected=", ".join(columns), hint=hint)
-    return replace(layout, taken=tuple(layout.header.index(name) for name in columns))
+    return replace(layout, taken=tuple(places[name][0] for name in columns))
 
 
 def _open_text(source: Path) -> TextIO:
@@ -192,18 +211,19 @@ def _is_number(cell: str) -> bool:
 
 def _fault(source: Path, layout: _Layout, words: bool, reason: str) -> FormatError:
     """Look for the first wrong cell: slowly, cell by cell, which only a bad file pays for."""
+    taken = set(layout.taken)
     with _open_text(source) as file:
         reader = csv.reader(_lines(file))
         try:
             for row in reader:
-                if row and reader.line_num > layout.skip and (found := _wrong_cell(row, layout, words)):
+                if row and reader.line_num > layout.skip and (found := _wrong_cell(row, layout, taken, words)):
                     return _error(reader.line_num, layout, *found)
         except csv.Error as error:
             reason = f"line {reader.line_num}: {error}"
     return FormatError("not a table of numbers", got=reason, expected="numbers with commas between them")
 
 
-def _wrong_cell(row: list[str], layout: _Layout, words: bool) -> tuple[int, str, str, str] | None:
+def _wrong_cell(row: list[str], layout: _Layout, taken: set[int], words: bool) -> tuple[int, str, str, str] | None:
     """Column, what is wrong, got, expected."""
     if len(row) != layout.width:
         return -1, "wrong number of cells", f"{len(row)}", f"{layout.width}, as in the first line"
@@ -211,7 +231,7 @@ def _wrong_cell(row: list[str], layout: _Layout, words: bool) -> tuple[int, str,
         if words and i == layout.label:
             if not cell.strip():
                 return i, "no label", "an empty cell", "a word or a number"
-        elif i in layout.taken and not _is_number(cell):
+        elif i in taken and not _is_number(cell):
             return i, "not a number", show(cell) if cell.strip() else "an empty cell", "a finite float32"
     return None
 

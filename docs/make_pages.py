@@ -42,6 +42,7 @@ def layers_table() -> str:
     from onchip.plan.device import KNOWN
     from onchip.runtime.cpu import this_cpu
     from onchip.spec.layers import LAYERS
+    from onchip.train.training_run import LEFT_OUT
 
     runs_here = {kind for kind in LAYERS if _is_planned(kind, this_cpu(), CPU)}
     runs_there = {kind for kind in LAYERS if _is_planned(kind, KNOWN["h200"], CUDA)}
@@ -50,6 +51,8 @@ def layers_table() -> str:
     for title, kinds in _families(LAYERS):
         names = ", ".join(sorted(kinds, key=str.lower))
         cells = [f"**{title}**: {names}", *(_which(kinds, some) for some in (runs_here, runs_there, trained))]
+        for kind in {layer.__name__ for layer in LEFT_OUT} & trained:
+            cells[-1] = re.sub(rf"\b{kind}\b", f"{kind} (left out: it does nothing)", cells[-1])
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

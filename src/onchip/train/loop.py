@@ -96,6 +96,7 @@ def fit(
                 large. The gradients of all blocks are added up in order: the bits are those of one process
     other       learning_rate and optimizer are understood, anything else is refused with the nearest name
     The order of the rows is train.order.epoch_order(n, seed, epoch). Same seed, same machine kind: same bits.
+    A Dropout drops nothing: the run logs that it is left out.
     """
     check_network(net)
     given: dict[str, Any] = {

@@ -35,6 +35,7 @@ from onchip.train.order import epoch_order, epoch_orders, hold_out
 from onchip.train.row_weights import weights_of_rows
 
 _EPOCHS_SHOWN = 10  # in a notebook
+LEFT_OUT = (Dropout,)  # layers that do nothing while a network is trained: `fit` and the README's table say so
 REPORT_SECONDS = 0.1  # how often progress is told, and how soon Ctrl-C is heard
 
 
@@ -150,7 +151,7 @@ def plan_run(
     text    the plan as JSON, if it was made elsewhere
     """
     for node in net.nodes:
-        if isinstance(node.layer, Dropout):
+        if isinstance(node.layer, LEFT_OUT):
             told = f"fit: layer '{node.name}' (Dropout, p={node.layer.p:g}) drops nothing: it is left out of training"
             say_unless_quiet(told)
     all_rows = np.arange(len(x)) if rows is None else rows

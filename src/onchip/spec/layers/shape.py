@@ -22,7 +22,7 @@ class Identity(Layer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dropout(Identity):
-    """y = x: at inference nothing is dropped."""
+    """y = x: at inference nothing is dropped, nor is it in training today."""
 
     p: float = 0.5
 

@@ -6,18 +6,30 @@ import pytest
 
 import onchip
 from emulated_cuda import emulated_gpu, needs_gxx
+from onchip.kernels.cuda import KERNELS
 from onchip.kernels.pointwise import BINARY, UNARY, operation_of
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
+from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.engine import Engine
 from onchip.spec.layers import (
     ELU,
     GELU,
     Abs,
     Add,
+    ArgMax,
+    ArgMin,
     Cast,
     Ceil,
     Clip,
     Div,
     Equal,
     Floor,
+    GlobalMax,
+    GlobalMean,
+    GlobalMin,
+    GlobalNorm,
+    GlobalSum,
     Greater,
     GreaterOrEqual,
     HardSigmoid,
@@ -126,3 +138,68 @@ def test_on_the_cpu(dtype):
 def test_in_cuda_kernels(monkeypatch, dtype):
     gpu = emulated_gpu(monkeypatch)
     assert not found(lambda net: emulated(gpu, net), dtype)
+
+
+@pytest.mark.parametrize("dtype", INTS)
+def test_ints_on_the_cpu(dtype):
+    assert not wrong_ints(lambda net: onchip.compile(net, "cpu"), dtype)
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", INTS)
+def test_ints_in_cuda_kernels(monkeypatch, dtype):
+    gpu = emulated_gpu(monkeypatch)
+    assert not wrong_ints(lambda net: emulated(gpu, net), dtype)
+
+
+def wrong_ints(run, dtype):
+    """The least and the largest wrap; they are compared as ints, not by their difference."""
+    info = np.iinfo(dtype)
+    few = np.unique(np.array([info.min, info.min + 1, 0, 1, 3, info.max // 2 + 1, info.max - 1, info.max]))
+    x, z = np.repeat(few, len(few)).astype(dtype), np.tile(few, len(few)).astype(dtype)
+    bad = {}
+    for kind in (Add, Sub, Mul, Max, Min, Greater, GreaterOrEqual, Equal):
+        given = TensorType(("B", 1), dtype)
+        net = Network({"x": given, "z": given}, (Node("y", kind(), ("x", "z")),), ("y",), {})
+        with np.errstate(all="ignore"):
+            expected = EXACT[kind](x, z).astype(dtype)
+        places = np.flatnonzero(run(net)(x[:, None], z[:, None])[:, 0] != expected)
+        if len(places):
+            bad[kind.__name__] = [(int(x[i]), int(z[i])) for i in places[:4]]
+    return bad
+
+
+INF, NAN = np.inf, np.nan
+ROWS = [
+    [1, 2, 3, 4], [INF, 1, 2, 3], [-INF, 1, 2, 3], [-INF] * 4, [INF] * 4, [INF, -INF, 0, 1], [NAN, 1, 2, 3],
+    [3, 2, NAN, -INF], [NAN, INF, -INF, 0], [1e4, 1e4, -1e4, 1], [0, -0.0, 0, 0], [-5, -6, -7, -8],
+]  # fmt: skip
+REDUCTIONS = {
+    GlobalMax: np.max, GlobalMin: np.min, GlobalSum: np.sum, GlobalMean: np.mean,
+    GlobalNorm: lambda x, axis: np.sqrt((x * x).sum(axis)), ArgMax: np.argmax, ArgMin: np.argmin,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_reductions_on_the_cpu(dtype):
+    check_reductions(lambda net: onchip.compile(net, "cpu"), dtype)
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_reductions_in_cuda_kernels(monkeypatch, dtype):
+    gpu = emulated_gpu(monkeypatch)
+    check_reductions(lambda net: Engine(make_plan(net, gpu.device, KERNELS, Job()), CudaBackend(), "cuda:0"), dtype)
+
+
+def check_reductions(run, dtype):
+    """Along a row, and across rows of several numbers, as each has a loop of its own."""
+    flat = np.array(ROWS).astype(numpy_dtype(dtype))
+    for kind, function in REDUCTIONS.items():
+        for x, axis in ((flat, 1), (np.repeat(flat[:, :, None], 3, 2), 1)):
+            layer = kind(axis) if kind in (ArgMax, ArgMin) else kind((axis,))
+            net = Network({"x": TensorType(("B", *x.shape[1:]), dtype)}, (Node("y", layer, ("x",)),), ("y",), {})
+            with np.errstate(all="ignore"):
+                expected = function(x.astype(np.float64), axis)
+                got = run(net)(x).astype(np.float64)
+            np.testing.assert_allclose(got, expected, rtol=2.0**-7, err_msg=f"{layer} {x.shape}")

@@ -59,7 +59,6 @@ EXCLUDED = {
     r"^test_(de)?quantizelinear_(.*_)?(e4m3fn|e5m2|float4e2m1|u?int[24]|uint16|blocked)": "other ints, blocks",
     r"^test_dynamicquantizelinear": "it would mix the rows of the batch",
     r"^test_dft_(inverse|irfft)": "sums of floats leave no exact zeros, and the inverse takes all bins",
-    r"^test_mod_float_edge_cases": "what is left of infinities is no number",
     r"^test_nllloss_.*(?<!no)_weight.*_expanded": "weights have no batch",
     r"^test_maxpool_2d_uint8": "pools take floats",
     r"^test_reduce_.*_(bool_inputs|empty_set(_bool|_expanded)?)_cpu": "reductions take floats, at least one",

@@ -6,10 +6,14 @@ import pytest
 import onchip
 from checks import assert_error_within, rows
 from onchip.kernels import reference
+from onchip.kernels.cpu.matmul import MatMulAlone
 from onchip.kernels.cpu.strided import find_run
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
 from onchip.spec.layers import Add, Div, Gather, Identity, MatMul, Mul, Permute, ReLU, Reshape, Slice, Softmax
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
+from takers import CPU
 
 
 def check(net, expected, sizes=(1, 3)):
@@ -131,3 +135,32 @@ def test_moves_that_no_steps_lead_through_stay_where_they_are():
     net = Network({"x": TensorType(("B", 6, 4)), "z": TensorType(("B", 4, 3))}, nodes, ("y",), {})
     assert [find_run(net, start) is None for start in range(4)] == [True, True, True, False]
     check(net, ["matmul"])
+
+
+# Of two cores with rates like the device's, 512-bit vectors: small and large matrices, one row and many.
+@pytest.mark.parametrize(
+    ("a", "N", "B", "measured_us"),
+    [
+        ((5, 3), 7, 1, 2.9),
+        ((5, 3), 7, 1024, 263),
+        ((2, 4, 5, 3), 6, 1024, 2000),
+        ((17, 17), 65, 1024, 1300),
+        ((4, 32, 16), 32, 1024, 4800),
+        ((64, 64), 64, 1, 10),
+        ((64, 64), 64, 64, 246),
+        ((64, 64), 64, 1024, 6150),
+        ((12, 32, 32), 32, 64, 715),
+        ((200, 200), 64, 1, 38),
+        ((1, 64), 64, 1024, 840),
+        ((64, 64), 1, 1024, 2650),
+        ((34, 34), 16, 1024, 746),
+    ],
+    ids=str,
+)
+def test_estimates_are_near_what_was_measured(a, N, B, measured_us):
+    *front, _, K = a
+    inputs = {"a": TensorType(("B", *a)), "b": TensorType(("B", *front, K, N))}
+    net = Network(inputs, (Node("y", MatMul(), ("a", "b")),), ("y",), {})
+    plan = make_plan(net, CPU, [MatMulAlone()], Job(batch=B))
+    assert 1 / 2 < plan.estimate_us / measured_us < 2
+    assert plan.floor_us < plan.estimate_us

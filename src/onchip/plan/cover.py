@@ -15,7 +15,8 @@ from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe, as_is, reach
 from onchip.spec.types import DTYPE_BYTES
 
-_NO_KERNEL_US = 1e12  # more than any work: a layer is left without a kernel only where no kernel takes it
+# More than any work: a layer is left without a kernel, or with a fallback, only where no other kernel takes it.
+_NO_KERNEL_US = 1e12
 MOST_STATES = 16  # ways to lie that are followed at a position, the cheapest ones
 
 # Where live values lie: (value, layout) for each that does not lie in rows alone.
@@ -68,7 +69,9 @@ def cover(
             claims = [no_claim(net, net.nodes[start], job)]
         for claim in claims:
             end = start + len(claim.nodes)
-            cost = claim.price.estimate_us(device, job.precision, job.batch) if claim.kernel else _NO_KERNEL_US
+            cost = claim.price.estimate_us(device, job.precision, job.batch)
+            if claim.is_fallback or not claim.kernel:
+                cost += _NO_KERNEL_US
             for state, way in ways:
                 layouts.step(best[end], end, state, way, claim, cost)
     if not best[count]:

@@ -128,6 +128,7 @@ class Claim:
     reads: Mapping[str, Use] = field(default_factory=dict)  # the values that it takes otherwise than in rows, read once
     gives: Mapping[str, str] = field(default_factory=dict)  # and the layouts of those that it makes otherwise
     is_view: bool = False  # what it makes is what it reads, seen otherwise: nothing is launched
+    is_fallback: bool = False  # of a kernel that claims any layer: used only where no other kernel claims it
 
     def __post_init__(self) -> None:
         for name in ("recipes", "reads", "gives"):

@@ -62,8 +62,7 @@ _USES_BLAS = (Linear, Recurrent, MatMul, Convolution, TransposedConvolution)
 _SUMS = (Softmax, LogSoftmax, GlobalMean, GlobalSum, GlobalNorm, RowNorm, AvgPool1d, AvgPool2d, TokenConv, CumSum)
 _BLOCK_BYTES = 1 << 20  # read and written by a block of rows: it stays in cache
 
-# Launches that its price counts: the time of a call for every row or block, in units of a compiled kernel's launch. It
-# keeps the estimate honest, and every kernel that was written for a layer cheaper than this one.
+# Launches that its price counts: the time of a call for every row or block, in units of a compiled kernel's launch.
 _LAUNCHES = 50
 # How many times as long one thread of NumPy takes as all cores at their measured rates would. Measured on two cores:
 # Concat and Add 3, an Embedding 4, a Permute 4 to 7; TokenConv 3 to 6. Convolutions 6 to 14, once what they keep on the
@@ -125,6 +124,7 @@ class Plain:
         claim = Claim(
             self.name, f"plain<{node.layer.kind}>", (node.name,), price, "one layer by itself, in NumPy", recipes,
             order=_order(node.layer), facts=Facts(node.layer, tuple(values.index(name) for name in node.inputs)),
+            is_fallback=True,
         )  # fmt: skip
         yield from in_layouts(net, node, claim) if _is_by_itself(net, node) else (claim,)
 

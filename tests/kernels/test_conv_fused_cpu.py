@@ -289,6 +289,37 @@ def test_sums_that_cancel_keep_their_digits(N):
     assert_error_within(got, reference.forward(net, x), yardstick=naive, ulps=0.5)
 
 
+@pytest.mark.parametrize(("N", "C", "taps"), [(1, 1, 256), (8, 1, 784), (8, 4, 200), (20, 9, 300)])
+def test_long_windows_are_summed_in_parts(N, C, taps):
+    """A long sum in one chain loses digits, of which a logarithm behind it may need all."""
+    net = chain((C, taps + 60), (Conv1d(), conv(N, C, taps, bias=False)))
+    x, (w,) = rows(5, C, taps + 60), net.weights.values()
+    windows = np.lib.stride_tricks.sliding_window_view(x, taps, axis=2).transpose(0, 2, 3, 1).reshape(5, 61, -1)
+    in_order = np.zeros((5, 61, N), np.float32)
+    for j, column in enumerate(w.transpose(2, 1, 0).reshape(-1, N)):
+        in_order += windows[:, :, j, None] * column
+    truth = reference.forward(net, x)
+    error, in_one_chain = (np.sqrt(np.mean((y - truth) ** 2)) for y in (fused(net)(x), in_order.swapaxes(1, 2)))
+    assert error < in_one_chain / 2
+
+
+@pytest.mark.parametrize(("N", "C", "D"), [(8, 1, 784), (8, 4, 784), (20, 9, 300)])
+def test_a_convolution_with_long_windows_behind_a_product(N, C, D):
+    layers = (Linear(), {"weight": (D, 16)}), Reshape((C, D)), (Conv1d(pads=(1, 1)), conv(N, C, D))
+    net, x = chain((C, 16), *layers), np.random.default_rng(0).uniform(0, 1, (60, C, 16)).astype(np.float32)
+    got, naive = compile(net, "cpu")(x), reference.forward(net, x, "float32")
+    assert_error_within(got, reference.forward(net, x), yardstick=naive)
+
+
+@pytest.mark.parametrize(("C", "taps"), [(1, 256), (1, 784), (9, 784)])
+def test_long_windows_and_a_large_bias(C, taps):
+    """Each part of a sum is rounded as the bias is: there must not be too many."""
+    net = chain((C, taps), (Conv1d(pads=(1, 1)), conv(20, C, taps)))
+    net = net.replace(weights={name: 1 + w if "bias" in name else w / 3 for name, w in net.weights.items()})
+    x = rows(300, C, taps)
+    assert_error_within(fused(net)(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+
+
 @pytest.mark.parametrize("N", range(1, 10))
 @pytest.mark.parametrize(
     ("C", "size", "kernel", "stride", "pads"),
@@ -298,6 +329,7 @@ def test_sums_that_cancel_keep_their_digits(N):
         (5, (6, 23), (2, 7), (1, 3), (1, 4, 0, 5)),  # more than 128 terms: sums in parts
         (3, (8, 11), (9, 3), (1, 2), (4, 1, 4, 1)),
         (1, (4, 5), (3, 3), (1, 1), (0, 0, 0, 0)),
+        (1, (1, 220), (1, 150), (1, 2), (0, 3, 0, 2)),  # a line of more than 128 terms, in parts
     ],
 )
 def test_outputs_side_by_side_in_a_vector(N, C, size, kernel, stride, pads):
@@ -330,6 +362,7 @@ def test_threads_share_outputs_side_by_side(N, monkeypatch):
         (2, (7, 13), (3, 4), (2, 1), (0, 1, 1, 0), ReLU()),
         (5, (6, 23), (2, 7), (1, 3), (1, 4, 0, 5), Tanh()),  # more than 128 terms: sums in parts
         (3, (1, 31), (1, 5), (1, 2), (0, 2, 0, 2), ReLU()),
+        (1, (2, 183), (2, 150), (1, 1), (0, 3, 0, 2), ReLU()),  # a line of more than 128 terms, in parts
     ],
 )
 def test_a_number_that_is_not_finite_stays_in_its_window(bad, N, C, size, kernel, stride, pads, activation):

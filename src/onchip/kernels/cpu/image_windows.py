@@ -37,12 +37,17 @@ from onchip.spec.network import Node
 from onchip.spec.recipe import Recipe
 
 SUM_TERMS = 128  # of a sum in registers: longer ones are added up in parts, which keeps their digits
+# Of a line that is longer, and the most parts of it: libraries sum one of few outputs in many short chains, but each
+# part is added to the bias, and rounded as that is.
+LINE_TERMS, LINE_PARTS = 32, 16
 _NO_FLOOR, _ZERO = np.float32(-np.inf), np.float32(0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Windows(Activated):
-    order = f"rows of windows, some {SUM_TERMS} terms at a time, {tile.ORDER}"
+    order = (
+        f"rows of windows, some {SUM_TERMS} terms at a time, longer rows in at most {LINE_PARTS} parts, {tile.ORDER}"
+    )
     reads_pads = True
     x: View
     window: Window
@@ -68,6 +73,12 @@ def lower_windows(to: Lowering, node: Node, x: View) -> None:
 _windows = fields_of(Windows)
 
 
+@compiled(inline=True)
+def _line_terms(K: int) -> int:
+    """Terms of a line of K that are added up in one part."""
+    return K if K <= SUM_TERMS else max(LINE_TERMS, -(-K // LINE_PARTS))
+
+
 @linked(*(types.int64,) * 5)
 def some_windows(row: int, call: int, ox: int, count: int, down: int) -> None:
     """`count` vectors of outputs, side by side from output ox on in every row; or, with down, one below the other."""
@@ -76,24 +87,26 @@ def some_windows(row: int, call: int, ox: int, count: int, down: int) -> None:
     top, bottom = own_rows(y.H, at.part, at.parts)
     x_pixel, x_row = k.SX * x.pixel, k.SY * x.row
     wide, K = padded_width(y.C), k.KW * x.pixel + (op.side - 1) * x_pixel
-    x_line, some = k.DY * x.row * 4, max(1, SUM_TERMS // K)
+    x_line, some, terms = k.DY * x.row * 4, max(1, SUM_TERMS // K), _line_terms(K)
     x_step, y_step = (x_row * 4, y.row * 4) if down else (op.side * x_pixel * 4, op.side * y.pixel * 4)
     last = _ZERO if op.activation == RELU else _NO_FLOOR
     n = 0
     while n < wide:
         width = next_panel(wide - n)
         for h in range(0, k.KH, some):
-            w = op.w + (n * k.KH + h * width) * K * 4
-            lines, floor = min(some, k.KH - h), last if h + some >= k.KH else _NO_FLOOR
-            for i in range(at.images):
-                for oy in range(top, top + 1 if down else bottom):
-                    given = x.at + i * x.image + oy * x_row + ox * x_pixel
-                    given = at.here + (given - k.PY * x.row - k.PX * x.pixel) * 4 + h * x_line
-                    out = at.here + (y.at + i * y.image + oy * y.row + ox * y.pixel + n) * 4
-                    init, init_row = (op.b + n * 4, 0) if h == 0 else (out, y_step)
-                    multiply_panel(
-                        given, x_step, count, w, width, init, init_row, out, y_step, lines, x_line, K, floor
-                    )  # fmt: skip
+            for t in range(0, K, terms):
+                w = op.w + (n * k.KH * K + (h * K + t) * width) * 4
+                lines, steps = min(some, k.KH - h), min(terms, K - t)
+                floor = last if h + some >= k.KH and t + terms >= K else _NO_FLOOR
+                for i in range(at.images):
+                    for oy in range(top, top + 1 if down else bottom):
+                        given = x.at + i * x.image + oy * x_row + ox * x_pixel + t
+                        given = at.here + (given - k.PY * x.row - k.PX * x.pixel) * 4 + h * x_line
+                        out = at.here + (y.at + i * y.image + oy * y.row + ox * y.pixel + n) * 4
+                        init, init_row = (op.b + n * 4, 0) if h == 0 and t == 0 else (out, y_step)
+                        multiply_panel(
+                            given, x_step, count, w, width, init, init_row, out, y_step, lines, x_line, steps, floor
+                        )  # fmt: skip
         n += width
 
 
@@ -113,20 +126,25 @@ def one_by_one(row: int, call: int, i: int, oy: int) -> None:
     a, x, y, k = floats_at(at.here, ALL), op.x, op.y, op.window
     lanes, run, line = op.side * y.pixel, k.KW * x.pixel, k.DY * x.row
     K = run + (op.side - 1) * k.SX * x.pixel  # terms of a line in the packed weights
-    w, bias, some = floats_at(op.w, ALL), floats_at(op.b, y.C), max(1, SUM_TERMS // K)
+    w, bias = floats_at(op.w, ALL), floats_at(op.b, y.C)
+    some, terms = max(1, SUM_TERMS // K), _line_terms(K)
     floor = _ZERO if op.activation == RELU else _NO_FLOOR
     first = x.at + i * x.image + (oy * k.SY - k.PY) * x.row - k.PX * x.pixel
     for ox in range(y.W):
         out = y.at + i * y.image + oy * y.row + ox * y.pixel
+        # Terms of its vector's line before its own: the last vector of a row may begin among another one's outputs.
+        lane = ox - (y.W - op.side) if y.W % op.side and ox >= y.W - op.side else ox % op.side
+        before = lane * k.SX * x.pixel
         for n in range(y.C):
             total = bias[n]
             for h in range(0, k.KH, some):
-                part = _ZERO
-                for lines in range(h, min(h + some, k.KH)):
-                    begin = first + lines * line + ox * k.SX * x.pixel
-                    for j in range(run):
-                        part = multiply_add(a[begin + j], w[(lines * K + j) * lanes + n], part)
-                total += part
+                for t in range(0, K, terms):
+                    part = _ZERO
+                    for lines in range(h, min(h + some, k.KH)):
+                        begin = first + lines * line + ox * k.SX * x.pixel
+                        for j in range(max(0, t - before), min(run, t + terms - before)):
+                            part = multiply_add(a[begin + j], w[(lines * K + j) * lanes + n], part)
+                    total += part
             a[out + n] = floor if total < floor else total
         for n in range(y.C, y.pixel):
             a[out + n] = _ZERO  # pads

@@ -3,17 +3,21 @@
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checks import rows
+from checks import assert_error_within, rows
 from networks import YES_NO, Grow, add_moves, assert_rewrites, assert_same_meaning, drawn, seeded, share_that_fires
+from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.plan.rewrites import absorb_permutes, merge_beside, merge_linears, sink_moves
+from onchip.plan.rewrites.linear import MOST_TERMS
+from onchip.runtime.engine import compile
 from onchip.spec.build import sequential
 from onchip.spec.layers import Linear, MatMul, Permute, ReLU, Reshape, Softmax
 from onchip.spec.network import Network, Node
@@ -116,6 +120,22 @@ def test_merge_happens_where_it_is_less_work_and_only_there():
     kept, told = merge_linears(sequential(TensorType(("B", 8)), [("a", Linear()), ("b", Linear())], bottleneck))
     assert len(kept.nodes) == 2
     assert not told
+
+
+def test_sums_that_would_be_too_long_stay_apart():
+    """Many sums of positive terms, added up, are more exact than one: their rounding errors average out."""
+    rng = np.random.default_rng(0)
+    for D_in, names in ((MOST_TERMS, ["b"]), (8 * MOST_TERMS, ["a", "b"])):
+        shapes = {"a.weight": (128, D_in), "a.bias": (128,), "b.weight": (8, 128), "b.bias": (8,)}
+        weights = {
+            name: np.abs(rng.standard_normal(shape, np.float32)) / math.prod(shape[1:])
+            for name, shape in shapes.items()
+        }
+        net = sequential(TensorType(("B", D_in)), [("a", Linear()), ("b", Linear())], weights)
+        assert [node.name for node in merge_linears(net)[0].nodes] == names
+        x = rng.standard_normal((150, D_in), np.float32)
+        got, naive = compile(net, "cpu", batch_hint=10**6)(x), reference.forward(net, x, "float32")
+        assert_error_within(got, reference.forward(net, x), yardstick=naive)
 
 
 @pytest.mark.parametrize("widths", [(2, 9, 3, 9, 2), (8, 1, 8, 1, 8), (4, 2, 9, 9, 1), (1,) * 9])

@@ -11,12 +11,17 @@ from onchip.spec.layers import Linear, Permute, Reshape
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import SLICE_ROWS, Array, recipe_op, sliced_op
 
+# Of a merged sum. Where D_mid sums are added up, their rounding errors average out; in one sum they do not. With
+# positive weights and biases 8,192 terms had 15 times the naive error, 1.3 of what is allowed; 4,096 terms 0.7 of it.
+MOST_TERMS = 4096
+
 
 def merge_linears(net: Network) -> Told:
     """Linear(W1, b1) -> Linear(W2, b2)   becomes   Linear(W2 W1, W2 b1 + b2), where that is less work.
 
-    Only where nothing stands between them, nobody else reads the first, and the product has fewer numbers
-    than its factors (a bottleneck stays). New weights are taken in float64 and rounded once.
+    Only where nothing stands between them, nobody else reads the first, the product has fewer numbers
+    than its factors (a bottleneck stays), and its sums have at most MOST_TERMS terms. New weights are taken in float64
+    and rounded once.
     """
     draft = Draft(net)
     told = []
@@ -32,7 +37,7 @@ def merge_linears(net: Network) -> Told:
 
 
 def _first_of_pair(draft: Draft, second: Node) -> Node | None:
-    """The Linear whose product with this Linear is less work than both, if there is one and nobody else reads it."""
+    """The Linear whose product with this Linear is less work than both and as exact, if nobody else reads it."""
     first = draft.nodes.get(second.inputs[0])
     if not isinstance(second.layer, Linear) or first is None or not isinstance(first.layer, Linear):
         return None
@@ -40,7 +45,7 @@ def _first_of_pair(draft: Draft, second: Node) -> Node | None:
         return None
     D_mid, D_in = draft.weights[first.weights["weight"]].shape
     D_out, _ = draft.weights[second.weights["weight"]].shape
-    return first if D_out * D_in < D_mid * (D_in + D_out) else None
+    return first if D_in <= MOST_TERMS and D_out * D_in < D_mid * (D_in + D_out) else None
 
 
 def _merge(draft: Draft, first: Node, second: Node) -> None:

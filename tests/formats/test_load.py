@@ -33,6 +33,19 @@ def test_unknown_suffix_lists_the_known(tmp_path, name):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+def test_only_networks_are_saved_and_only_to_paths(tmp_path, suffix):
+    class Fitted:
+        network_ = mlp(2, 2)
+
+    for odd, hint in ((Fitted(), r"its \.network_"), (None, r"onchip\.load"), ("net", r"onchip\.load")):
+        with pytest.raises(InputError, match=rf"not a network[\s\S]*{hint}"):
+            save(odd, tmp_path / f"net{suffix}")
+    with pytest.raises(InputError, match="not a path"):
+        save(mlp(2, 2), 5)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_missing_file_and_folder(tmp_path, suffix):
     with pytest.raises(FormatError, match="cannot read"):
         load_file(tmp_path / f"none{suffix}")

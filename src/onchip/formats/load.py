@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onchip.errors import InputError
 from onchip.formats.safetensors_file import read_safetensors, write_safetensors
-from onchip.spec.network import Network
+from onchip.spec.network import Network, check_network
 
 
 def _read_onnx(path: Path) -> Network:
@@ -38,6 +38,9 @@ def load_file(path: str | os.PathLike[str]) -> Network:
 
 def save(net: Network, path: str | os.PathLike[str]) -> None:
     """Write a network; the file appears whole or not at all."""
+    check_network(net)
+    if not isinstance(path, str | os.PathLike):
+        raise InputError("not a path", got=type(path).__name__, expected="str or Path", hint="model.onnx")
     target = Path(path)
     if target.suffix.lower() not in WRITERS:
         raise _unknown_suffix(target, "write", list(WRITERS))

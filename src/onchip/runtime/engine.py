@@ -22,7 +22,7 @@ from onchip.spec.io import IO, with_io
 from onchip.spec.layers import Embedding, TokenConv
 from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.names import known_name
-from onchip.spec.network import Network
+from onchip.spec.network import Network, check_network
 from onchip.spec.recipe import Array
 from onchip.spec.text import escaped
 from onchip.spec.tokens import check_token_ids
@@ -213,11 +213,6 @@ def _lies_on_gpu(x: Any) -> bool:
     if ask is not None:
         return int(ask(x)[0]) in (dlpack.CUDA, dlpack.CUDA_MANAGED)
     return hasattr(type(x), "__cuda_array_interface__")
-
-
-def check_network(net: object) -> None:
-    if not isinstance(net, Network):
-        raise InputError("not a network", got=type(net).__name__, expected="Network", hint="onchip.load(...)")
 
 
 def check_rows(x: Any, expected: TensorType) -> Array:

@@ -230,6 +230,14 @@ class Network:
         return f"<p>{escaped(self._summary())}</p>{html_table(*self._table())}"
 
 
+def check_network(net: object) -> None:
+    """InputError where it is none; what holds one, an estimator or a result of training, is told where it is."""
+    if not isinstance(net, Network):
+        held = next((name for name in ("network_", "network") if isinstance(getattr(net, name, None), Network)), "")
+        hint = f"its .{held}" if held else "onchip.load(...)"
+        raise InputError("not a network", got=type(net).__name__, expected="Network", hint=hint)
+
+
 def _read_only(weight: Weight) -> Weight:
     """A view that cannot be written through. No copy: weights may be large; who made the array must leave it alone."""
     if isinstance(weight, np.ndarray):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import math
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -203,6 +205,63 @@ def test_the_module_is_left_as_it_was(recwarn):
     assert not recwarn
 
 
+class Counting(nn.Module):
+    """A forward with side effects: an attribute, a list, a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.calls, self.seen = nn.Linear(3, 2), 0, []
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen.append(len(x))
+        self.total += 1
+        return self.fc(x)
+
+
+def test_side_effects_of_the_forward_stay_in_a_copy():
+    module = Counting()
+    onchip.load(module, torch.ones(2, 3))
+    assert (module.calls, module.seen, float(module.total)) == (0, [], 0)
+    module.lock = threading.Lock()  # now it cannot be copied
+    onchip.load(module, torch.ones(2, 3))
+    assert float(module.total) == 0
+
+
+class Features(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.table = nn.Linear(3, 4), nn.Embedding(9, 4)
+
+    def forward(self, dense, ids, scale=None, shift=None):
+        y = self.fc(dense) - self.table(ids)
+        return y if shift is None else y + shift
+
+
+class FeatureDict(Features):
+    def forward(self, features):
+        return super().forward(**features)
+
+
+@pytest.mark.parametrize("build", [Features, FeatureDict])
+def test_an_example_by_keyword(build):
+    torch.manual_seed(0)
+    module = build().double()
+    example = {"ids": torch.tensor([1, 8]), "dense": torch.randn(2, 3).double(), "shift": np.ones((2, 4))}
+    net = onchip.load(module, collections.UserDict(example))
+    assert list(net.inputs) == list(example)
+    assert "forward" not in vars(module)
+    got = reference.forward(net, tuple(np.asarray(x) for x in example.values()))
+    given = {name: torch.as_tensor(x) for name, x in example.items()}
+    truth = module(given) if build is FeatureDict else module(**given)
+    np.testing.assert_allclose(got, truth.detach().numpy(), rtol=1e-12)
+
+
+def test_keywords_of_parts_that_are_traced_by_another_form():
+    assert list(onchip.load(nn.EmbeddingBag(9, 4), {"input": torch.ones(2, 3, dtype=torch.int64)}).inputs) == ["input"]
+
+
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +274,23 @@ def test_no_example_and_bad_examples():
             onchip.load(module, example)
     with pytest.raises(InputError, match="torch cannot trace module Sequential"):
         onchip.load(module, torch.zeros(2, 5, 5))
+
+
+def test_examples_that_are_no_tensors():
+    dense = torch.ones(2, 3)
+    for example in ({"dense": dense}, {"dense": dense, "id": dense}, {3: dense}):
+        with pytest.raises(InputError, match=r"bad example for module Features[\s\S]*of forward\(dense, ids, "):
+            onchip.load(Features(), example)
+    for example in ("text", object(), ({"dense": dense},), [[1.0, "a"]], {"dense": {"x": dense}}):
+        with pytest.raises(InputError, match=r"bad example for module Features[\s\S]*by keyword"):
+            onchip.load(Features(), example)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about where its quantisation goes
+def test_a_quantised_module_is_refused():
+    module = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 3)), {nn.Linear})
+    with pytest.raises(InputError, match=r"cannot trace module Sequential\n.*quantized::[\s\S]*try: .*the float model"):
+        onchip.load(module, torch.ones(2, 4))
 
 
 def test_missing_operators_name_themselves(capfd):

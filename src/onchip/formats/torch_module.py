@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib.util
+import inspect
 import io
 import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onchip.errors import FormatError, InputError
+from onchip.formats.onnx_ops.missing import FLOAT_MODEL
 from onchip.formats.onnx_reader import parse_model, read_model
 from onchip.formats.torch_functions import plain_functions
 from onchip.spec.network import Network
@@ -24,10 +28,40 @@ _BETWEEN = ("_compile.py", "eval_frame.py")  # of torch, between a forward and w
 MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # the graph goes through one protobuf, which ends at 2 GiB
 
 
-def read_torch(module: Any, example: Any) -> Network:
-    """The network of a module, as it is in eval mode; weights keep their names in the state_dict.
+@dataclass(frozen=True)
+class TorchModule:
+    """A module to load, and what its forward takes. A copy where it can be copied: a forward may change its module."""
 
-    example  what forward takes: a tensor or array (B, ...), or a tuple of them; the batch stays free
+    module: Any
+    inputs: tuple[Any, ...]  # tensors of two rows or more
+    names: tuple[str, ...]  # of the network's inputs
+    by_keyword: bool  # forward takes them by these names
+
+    @property
+    def name(self) -> str:
+        return type(self.module).__name__
+
+    @contextlib.contextmanager
+    def called(self) -> Iterator[None]:
+        """In eval mode, without gradients, and called by position."""
+        torch = sys.modules["torch"]
+        own = vars(self.module).get("forward")
+        with _evaluating(self.module), torch.no_grad():
+            if self.by_keyword:
+                self.module.forward = _by_keyword(self.module.forward, self.names)
+            try:
+                yield
+            finally:
+                if self.by_keyword and own is None:
+                    del self.module.forward
+                elif self.by_keyword:
+                    self.module.forward = own
+
+
+def take_module(module: Any, example: Any) -> TorchModule:
+    """A module and its example, checked.
+
+    example  what forward takes: a tensor or array (B, ...), a tuple of them, or a dict of them by keyword
     """
     torch = sys.modules.get("torch")  # who has a module has imported it
     if torch is None or not isinstance(module, torch.nn.Module):
@@ -41,53 +75,93 @@ def read_torch(module: Any, example: Any) -> Network:
             f"module {name} needs an example of what it takes", got="none", expected="a tensor with the batch in front",
             hint="onchip.load(module, torch.zeros(1, 784))",
         )  # fmt: skip
-    nbytes = sum(tensor.nbytes for tensor in module.state_dict().values())
+    nbytes = sum(getattr(tensor, "nbytes", 0) for tensor in module.state_dict().values())
     if nbytes > MAX_WEIGHT_BYTES:
         raise InputError(
             f"module {name} is too large to be traced", got=f"{nbytes:,} B of weights",
             expected=f"at most {MAX_WEIGHT_BYTES:,} B", hint="trace its parts, one by one",
         )  # fmt: skip
-    data = _export(torch, module, _inputs(torch, module, example), name)
+    with contextlib.suppress(Exception):  # some cannot be: those with locks, files, tensors that autograd made
+        module = copy.deepcopy(module)
+    inputs = _inputs(torch, module, example)
+    if isinstance(example, Mapping):
+        if not all(isinstance(key, str) for key in example) or not (
+            _takes(module.forward, **example) or _takes(module.forward, example)
+        ):
+            raise InputError(
+                f"bad example for module {name}", got=f"a dict of {', '.join(map(str, example))}",
+                expected=f"keywords of forward{inspect.signature(module.forward)}",
+            )  # fmt: skip
+        return TorchModule(module, inputs, tuple(example), by_keyword=True)
+    names = tuple(f"x{i}" for i in range(len(inputs))) if len(inputs) > 1 else ("x",)
+    return TorchModule(module, inputs, names, by_keyword=False)
+
+
+def read_torch(source: TorchModule) -> Network:
+    """The network of a module, as it is in eval mode; weights keep their names in the state_dict. The batch is free."""
+    data = _export(source)
     try:
-        return read_model(parse_model(data)).replace(name=name)
+        return read_model(parse_model(data)).replace(name=source.name)
     except FormatError as error:  # of the reader, which knows the node but not the module
         raise InputError(
-            f"module {name}: {error.what}", got=error.got, expected=error.expected, hint=error.hint
+            f"module {source.name}: {error.what}", got=error.got, expected=error.expected, hint=error.hint
         ) from None
 
 
 def _inputs(torch: Any, module: Any, example: Any) -> tuple[Any, ...]:
     device = next((weight.device for weight in module.parameters()), None)
+    what = f"bad example for module {type(module).__name__}"
+    if isinstance(example, Mapping):
+        example = tuple(example.values())
     given = example if isinstance(example, tuple | list) else (example,)
-    inputs = tuple(torch.as_tensor(one, device=device) for one in given)
+    try:
+        inputs = tuple(torch.as_tensor(one, device=device) for one in given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        expected = "a tensor or array, a tuple of them, or a dict of them by keyword"
+        raise InputError(what, got=str(error).split("\n")[0], expected=expected) from None
     rows = {tensor.shape[0] if tensor.ndim else 0 for tensor in inputs}
     if len(rows) != 1 or 0 in rows:
         got = ", ".join(str(list(tensor.shape)) for tensor in inputs) or "nothing"
-        what = f"bad example for module {type(module).__name__}"
         raise InputError(what, got=got, expected="one batch in front of every input")
     # Two rows at least: tracing takes a 1 for a size that may be squeezed or stretched.
     return tuple(tensor if tensor.shape[0] > 1 else torch.cat([tensor, tensor]) for tensor in inputs)
 
 
-def _export(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> bytes:
-    """The module as ONNX, by the exporter that needs nothing but torch itself."""
+def _by_keyword(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    """The forward of tensors in the order of their names: keywords, or the keys of the one dict that it takes."""
+    if _takes(forward, **dict.fromkeys(names)):
+        return lambda *inputs: forward(**dict(zip(names, inputs, strict=True)))
+    return lambda *inputs: forward(dict(zip(names, inputs, strict=True)))
+
+
+def _takes(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     try:
-        plain = _plain_parts(torch, module), plain_functions(torch)
-        with _evaluating(module), plain[0], plain[1], _more_operators(torch), torch.no_grad():
-            data, doubts = _trace(torch, module, inputs)
+        inspect.signature(forward).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _export(source: TorchModule) -> bytes:
+    """The module as ONNX, by the exporter that needs nothing but torch itself."""
+    torch, module, inputs = sys.modules["torch"], source.module, source.inputs
+    try:
+        with _plain_parts(torch, module), plain_functions(torch), _more_operators(torch), source.called():
+            data, doubts = _trace(torch, source, inputs)
             if copied := next((doubt for doubt in doubts if "NumPy" in doubt or "list" in doubt), ""):
                 raise _FickleError(copied)
             if doubts and (read := _numbers_read(torch, module, inputs)):
                 raise _FickleError(f"{doubts[0]} ({read})")
-            if doubts and _trace(torch, module, tuple(torch.cat([x, x[:1]]) for x in inputs))[0] != data:
+            if doubts and _trace(torch, source, tuple(torch.cat([x, x[:1]]) for x in inputs))[0] != data:
                 raise _FickleError(f"{doubts[0]} (of the number of rows)")
     except Exception as error:  # of the module's own forward, or one of the exporter's many
         told = error.__cause__ or error
         what = str(told).strip().split("\n")[0]
         raise InputError(
-            f"torch cannot trace module {name}", got=f"{type(told).__name__.lstrip('_')}: {what}",
+            f"torch cannot trace module {source.name}", got=f"{type(told).__name__.lstrip('_')}: {what}",
             expected="a forward from the example to tensors that does not depend on the numbers, by operators of ONNX",
-            hint="branches, loops and sizes by the sizes of a row, or the parts of the module one by one",
+            hint=FLOAT_MODEL if "quantized::" in what else
+            "branches, loops and sizes by the sizes of a row, or the parts of the module one by one",
         ) from error  # fmt: skip
     return data
 
@@ -96,15 +170,14 @@ class _FickleError(Exception):
     """A branch, a loop or a constant comes of the numbers: it would be imported as it went with the example."""
 
 
-def _trace(torch: Any, module: Any, inputs: tuple[Any, ...]) -> tuple[bytes, list[str]]:
+def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[bytes, list[str]]:
     """The module as ONNX, and what torch warns of: numbers that the forward took out of tensors, or out of sizes."""
-    names = [f"x{i}" for i in range(len(inputs))] if len(inputs) > 1 else ["x"]
-    file = io.BytesIO()
+    file, names = io.BytesIO(), list(source.names)
     with _quiet(torch) as doubts:
-        made = module(*inputs)
+        made = source.module(*inputs)
         outputs = ["y"] if isinstance(made, torch.Tensor) else [f"y{i}" for i in range(len(made))]
         torch.onnx.export(
-            module, inputs, file, input_names=names, output_names=outputs, opset_version=OPSET, dynamo=False,
+            source.module, inputs, file, input_names=names, output_names=outputs, opset_version=OPSET, dynamo=False,
             dynamic_axes={value: {0: "B"} for value in (*names, *outputs)},
             # Else it folds batch norms into convolutions, and weights lose their names. The planner folds, later.
             do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
@@ -147,12 +220,15 @@ def _numbers_read(torch: Any, module: Any, inputs: tuple[Any, ...]) -> str:
 
 @contextlib.contextmanager
 def _evaluating(module: Any) -> Iterator[None]:
-    """Eval mode, and afterwards the mode that every part was in."""
+    """Eval mode, and afterwards the mode that every part was in, and its buffers' values."""
     modes = [(part, part.training) for part in module.modules()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     module.eval()
     try:
         yield
     finally:
+        for buffer, values in buffers:
+            buffer.copy_(values)
         for part, mode in modes:
             part.training = mode
 
@@ -203,10 +279,10 @@ def _turned_matrices(graph: Any, x: Any) -> Any:
     return graph.op("Transpose", x, perm_i=[*range(rank - 2), rank - 1, rank - 2])
 
 
-def _bag_forward(torch: Any, bag: Any, ids: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
-    if ids.ndim != 2 or per_sample_weights is not None or bag.padding_idx is not None or bag.max_norm is not None:
-        return type(bag).forward(bag, ids, offsets, per_sample_weights)
-    rows = torch.nn.functional.embedding(ids, bag.weight)
+def _bag_forward(torch: Any, bag: Any, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
+    if input.ndim != 2 or per_sample_weights is not None or bag.padding_idx is not None or bag.max_norm is not None:
+        return type(bag).forward(bag, input, offsets, per_sample_weights)
+    rows = torch.nn.functional.embedding(input, bag.weight)
     return rows.amax(dim=1) if bag.mode == "max" else getattr(rows, bag.mode)(dim=1)
 
 

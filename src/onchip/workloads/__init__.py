@@ -22,14 +22,15 @@ WORKLOADS: dict[str, Callable[[], Network]] = {
 def load(model: Any, example: Any = None) -> Network:
     """A network from a file (.onnx, .safetensors), the name of a workload, with its seeded weights, or a torch module.
 
-    example  for a torch module: what its forward takes, a tensor or array (B, ...), or a tuple of them
+    example  for a torch module: what its forward takes, a tensor or array (B, ...), a tuple of them, or a dict of them
+             by keyword
     """
     if isinstance(model, Network):
         return model
     if not isinstance(model, str | os.PathLike):
-        from onchip.formats.torch_module import read_torch
+        from onchip.formats.torch_module import read_torch, take_module
 
-        return read_torch(model, example)
+        return read_torch(take_module(model, example))
     name = model_name(os.fspath(model))
     return WORKLOADS[name]() if name in WORKLOADS else load_file(name)
 

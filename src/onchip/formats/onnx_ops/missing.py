@@ -8,6 +8,7 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import FOLDS, READERS, Op
 from onchip.spec.reading import show
 
+FLOAT_MODEL = "the float model that it was quantized from, and precision='fp16' or 'bf16'"
 # What leads on where there is more to say than "without it": families of operators -> advice.
 _INSTEAD = {
     ("NonMaxSuppression", "NonZero", "Unique", "Compress"): "end the network before it and go on with NumPy: "
@@ -18,8 +19,7 @@ _INSTEAD = {
     "sequences of one length, an EmbeddingBag as an Embedding and a mean",
     ("GridSample", "AffineGrid", "RoiAlign"): "end the network before it: what is read depends on the numbers",
     ("MelWeightMatrix",): "a constant, or a Linear with the matrix as its weight",
-    ("DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger"):
-    "the float model that it was quantized from, and precision='fp16' or 'bf16'",
+    ("DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger"): FLOAT_MODEL,
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"):
     "random numbers as an input of the network",
     ("ai.onnx.ml.TreeEnsembleClassifier", "ai.onnx.ml.TreeEnsembleRegressor", "ai.onnx.ml.TreeEnsemble",

@@ -439,6 +439,27 @@ def test_what_depends_on_the_numbers_is_refused(case):
         onchip.load(Fickle(), torch.ones(2, 3))
 
 
+class Guarded(nn.Module):
+    """Sizes are read in a trace, values only outside of one."""
+
+    def __init__(self, is_traced):
+        super().__init__()
+        self.is_traced = is_traced
+
+    def forward(self, x):
+        if int(x.shape[1]) > 2 and not self.is_traced():
+            assert x.abs().max() < 1e6
+        return x * int(x.shape[1])
+
+
+@pytest.mark.parametrize("guard", [torch.jit.is_tracing, torch.onnx.is_in_onnx_export, torch._C._get_tracing_state])
+def test_what_a_module_reads_outside_of_a_trace_only(guard):
+    net = onchip.load(Guarded(guard), torch.ones(2, 3))
+    np.testing.assert_array_equal(reference.forward(net, np.ones((1, 3))), [[3, 3, 3]])
+    with pytest.raises(InputError, match=r"to a Python boolean.*test_torch_module.py, line"):
+        onchip.load(Guarded(lambda: False), torch.ones(2, 3))
+
+
 class HalfEnds(nn.Module):
     """Takes and hands out half precision, computes in float32; ids beside it become numbers."""
 

@@ -25,6 +25,7 @@ from onchip.spec.network import Network
 
 OPSET = 17
 _BETWEEN = ("_compile.py", "eval_frame.py")  # of torch, between a forward and who watches its operators
+Doubts = dict[tuple[str, int | None], str]  # file and line -> what torch warns of there
 MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # the graph goes through one protobuf, which ends at 2 GiB
 
 
@@ -148,12 +149,12 @@ def _export(source: TorchModule) -> bytes:
     try:
         with _plain_parts(torch, module), plain_functions(torch), _more_operators(torch), source.called():
             data, doubts = _trace(torch, source, inputs)
-            if copied := next((doubt for doubt in doubts if "NumPy" in doubt or "list" in doubt), ""):
+            if copied := next((doubt for doubt in doubts.values() if "NumPy" in doubt or "list" in doubt), ""):
                 raise _FickleError(copied)
-            if doubts and (read := _numbers_read(torch, module, inputs)):
-                raise _FickleError(f"{doubts[0]} ({read})")
+            if doubts and (read := _numbers_read(torch, module, inputs, doubts)):
+                raise _FickleError(read)
             if doubts and _trace(torch, source, tuple(torch.cat([x, x[:1]]) for x in inputs))[0] != data:
-                raise _FickleError(f"{doubts[0]} (of the number of rows)")
+                raise _FickleError(f"{next(iter(doubts.values()))} (of the number of rows)")
     except Exception as error:  # of the module's own forward, or one of the exporter's many
         told = error.__cause__ or error
         what = str(told).strip().split("\n")[0]
@@ -170,7 +171,7 @@ class _FickleError(Exception):
     """A branch, a loop or a constant comes of the numbers: it would be imported as it went with the example."""
 
 
-def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[bytes, list[str]]:
+def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[bytes, Doubts]:
     """The module as ONNX, and what torch warns of: numbers that the forward took out of tensors, or out of sizes."""
     file, names = io.BytesIO(), list(source.names)
     with _quiet(torch) as doubts:
@@ -182,22 +183,21 @@ def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[by
             # Else it folds batch norms into convolutions, and weights lose their names. The planner folds, later.
             do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
         )  # fmt: skip
-    return file.getvalue(), [str(each.message).strip().split(". ")[0] for each in doubts if _is_doubt(torch, each)]
+    ours = [doubt for doubt in doubts if _is_doubt(torch, doubt)]
+    return file.getvalue(), {(one.filename, one.lineno): str(one.message).strip().split(". ")[0] for one in ours}
 
 
 def _is_doubt(torch: Any, told: warnings.WarningMessage) -> bool:
     """torch's own modules warn of checks that are none of the user's."""
-    return issubclass(told.category, torch.jit.TracerWarning) and not _is_torchs(torch, told.filename)
+    is_torchs = Path(told.filename).is_relative_to(Path(torch.__file__).parent)
+    return issubclass(told.category, torch.jit.TracerWarning) and not is_torchs
 
 
-def _is_torchs(torch: Any, file: str) -> bool:
-    return Path(file).is_relative_to(Path(torch.__file__).parent)
+def _numbers_read(torch: Any, module: Any, inputs: tuple[Any, ...], doubts: Doubts) -> str:
+    """The first line, of those with a doubt, where the forward takes a number out of a tensor; "" if none does.
 
-
-def _numbers_read(torch: Any, module: Any, inputs: tuple[Any, ...]) -> str:
-    """Where the forward, run as it is, first takes a number out of a tensor; "" if it never does.
-
-    Then all that it was warned of were sizes, which are plain ints outside of a trace: those of a row are constants.
+    It runs as it is, not traced, where sizes are plain ints. If none does, all doubts were about sizes: those of a row
+    are constants. A line without a doubt was not traced: the module guards it.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -208,8 +208,9 @@ def _numbers_read(torch: Any, module: Any, inputs: tuple[Any, ...]) -> str:
             if function is torch.ops.aten._local_scalar_dense.default:
                 stack = [one for one in traceback.extract_stack() if one.filename != __file__]
                 stack = [one for one in stack if not one.filename.endswith(_BETWEEN)]
-                if not _is_torchs(torch, stack[-1].filename):
-                    found.append(f"{Path(stack[-1].filename).name}, line {stack[-1].lineno}")
+                file, line = stack[-1].filename, stack[-1].lineno
+                if (file, line) in doubts:
+                    found.append(f"{doubts[file, line]} ({Path(file).name}, line {line})")
             return function(*args, **(kwargs or {}))
 
     with warnings.catch_warnings(), Watch():

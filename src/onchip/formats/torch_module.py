@@ -42,6 +42,25 @@ class TorchModule:
     def name(self) -> str:
         return type(self.module).__name__
 
+    def run(self, inputs: tuple[Any, ...], in_double: bool = False) -> tuple[Any, ...]:
+        """The tensors that the module returns in eval mode, computed in float64 or in its own dtypes.
+
+        InputError where it cannot: for such values, or in float64.
+        """
+        torch = sys.modules["torch"]
+        state: dict[str, Any] = {}
+        if in_double:
+            state = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+            state = {name: tensor.double() for name, tensor in state.items() if tensor.is_floating_point()}
+            inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
+        with self.called(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                made = torch.func.functional_call(self.module, state, inputs) if state else self.module(*inputs)
+            except Exception as error:
+                raise InputError(f"module {self.name} cannot run on these rows", got=str(error)) from error
+        return tuple(leaf for leaf in torch.utils._pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor))
+
     @contextlib.contextmanager
     def called(self) -> Iterator[None]:
         """In eval mode, without gradients, and called by position."""

@@ -23,14 +23,17 @@ def load(model: Any, example: Any = None) -> Network:
     """A network from a file (.onnx, .safetensors), the name of a workload, with its seeded weights, or a torch module.
 
     example  for a torch module: what its forward takes, a tensor or array (B, ...), a tuple of them, or a dict of them
-             by keyword
+             by keyword. The module and the network run on a few rows like it, and must agree
     """
     if isinstance(model, Network):
         return model
     if not isinstance(model, str | os.PathLike):
         from onchip.formats.torch_module import read_torch, take_module
+        from onchip.runtime.module_check import check_module
 
-        return read_torch(take_module(model, example))
+        module = take_module(model, example)
+        check_module(net := read_torch(module), module)
+        return net
     name = model_name(os.fspath(model))
     return WORKLOADS[name]() if name in WORKLOADS else load_file(name)
 

@@ -1,0 +1,203 @@
+"""A loaded torch module against the network that was read from it: both run on rows like the example.
+
+torch's exporter writes some operators as others that compute something else, and says nothing. What a network
+computes is its float64 reference; what the module computes is the module, in float64 where it can run in that, and
+in its own dtypes where it cannot or where the two differ: constants in the graph are rounded to those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.formats.torch_module import TorchModule
+from onchip.kernels import reference
+from onchip.runtime.check import DTYPE_ULP, ULP
+from onchip.runtime.engine import id_limits
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array
+from onchip.spec.types import DTYPE_BYTES
+
+# Allowed: FACTOR times the error of a naive run and ULPS units in the last place. Wider than an engine's, because
+# torch adds up in an order of its own.
+FACTOR, ULPS = 8, 16
+NOISE = (1, 10, 3)  # of one row after the other, by the size of the example's values
+LEAST_ROWS, MOST_ROWS = 2, 64
+MOST_WORK = 1 << 30  # of more than LEAST_ROWS rows: flop, and VALUE_WORK for each element; a tenth of a second or so
+VALUE_WORK = 16
+NEARBY = 1e-3  # how far, by its size, an input is moved to leave a step or a tie that rounding decides
+
+
+def check_module(net: Network, source: TorchModule) -> None:
+    """InputError where the network does not compute what its module computes; names the first layer that differs.
+
+    It costs one run of each, over two rows of a large network and up to 64 of a small one. A module that cannot run
+    on rows with noise, because it takes ids out of floats, runs on the example, moved a little or not at all.
+    """
+    rng = np.random.default_rng(0)
+    work = sum(map(net.row_flop, net.nodes)) + VALUE_WORK * sum(value.row_size for value in net.types.values())
+    rows = min(MOST_ROWS, max(LEAST_ROWS, MOST_WORK // max(1, work)))
+    example = tuple(x[:rows] for x in source.inputs)
+    for inputs in (_with_noise(net, source, rows, rng), _moved(example, rng), example):
+        try:
+            found = _difference(net, source, inputs)
+        except InputError:  # of the module's forward, or an id that is in no table
+            continue
+        if found:
+            nearby = _moved(inputs, rng)
+            with contextlib.suppress(InputError):
+                found = _difference(net, source, nearby) and found
+        if found:
+            layer = _first_that_differs(net, source, inputs)
+            raise InputError(
+                f"module {source.name}: the network that was read computes something else", got=f"{layer}: {found}",
+                expected="what the module computes, but for rounding",
+                hint="the same by other operators of torch: its ONNX exporter does not write this one as it computes",
+            )  # fmt: skip
+        return
+
+
+def _with_noise(net: Network, source: TorchModule, rows: int, rng: np.random.Generator) -> tuple[Any, ...]:
+    """The example's rows with noise, two of them without if there are more. Ids are any of their table; other ints, the
+    example's.
+    """
+    torch, limits, made = sys.modules["torch"], id_limits(net), []
+    noise = np.resize(NOISE, rows)
+    noise[: LEAST_ROWS if rows > 2 * LEAST_ROWS else 0] = 0
+    for name, x in zip(source.names, source.inputs, strict=True):
+        given = x[np.arange(rows) % len(x)]
+        if x.is_floating_point():
+            drawn = noise.reshape(-1, *[1] * (x.ndim - 1)) * rng.standard_normal(given.shape)
+            made.append(_shifted(given, drawn, _size(x)))
+            continue
+        shape = (np.count_nonzero(noise), *x.shape[1:])
+        drawn = rng.integers(0, limits[name], shape) if name in limits else rng.choice(_array(x).ravel(), shape)
+        made.append(torch.cat([given[noise == 0], torch.as_tensor(drawn, device=x.device).to(x.dtype)]))
+    return tuple(made)
+
+
+def _moved(inputs: tuple[Any, ...], rng: np.random.Generator) -> tuple[Any, ...]:
+    """The same rows a little aside: a step or a tie that was next to them is next to none of these."""
+    return tuple(
+        _shifted(x, NEARBY * rng.standard_normal(x.shape), _size(x)) if x.is_floating_point() else x for x in inputs
+    )
+
+
+def _shifted(x: Any, noise: Array, size: float) -> Any:
+    return (x.double() + size * x.new_tensor(noise).double()).to(x.dtype)
+
+
+def _size(x: Any) -> float:
+    """The root of the mean square of what is finite; 1 where that is nothing, as in an example of zeros."""
+    values = _array(x)
+    values = values[np.isfinite(values)]
+    return float(np.sqrt(np.square(values).sum() / max(1, values.size))) or 1.0
+
+
+def _array(x: Any) -> Array:
+    array: Array = (x.double() if x.is_floating_point() else x).detach().cpu().numpy()
+    return array
+
+
+def _difference(net: Network, source: TorchModule, inputs: tuple[Any, ...]) -> str:
+    """How the module's outputs differ from the network's; "" if they are the same but for rounding."""
+    few, xs = _read_by(net, source, inputs)
+    truth = _outputs(few, xs, "float64")
+    exact = [np.zeros(len(xs[0]))] * len(truth)
+    with contextlib.suppress(InputError):  # not every module can run in float64
+        if not _beyond(source.run(inputs, in_double=True), truth, exact, ULP["fp32"]):
+            return ""
+    dtypes = [given.dtype for given in net.types.values() if "float" in given.dtype]
+    narrowest = min(["float32", *dtypes], key=lambda name: DTYPE_BYTES[name])
+    naive = [_errors(y, true) for y, true in zip(_outputs(few, xs, narrowest), truth, strict=True)]
+    return _beyond(source.run(inputs), truth, naive, DTYPE_ULP.get(narrowest, ULP["fp32"]))
+
+
+def _read_by(net: Network, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[Network, tuple[Array, ...]]:
+    """The inputs that the network reads, which has none that the module leaves unused, and the network for them."""
+    given = dict(zip(source.names, inputs, strict=True))
+    return reference.with_used_tokens(net, tuple(_array(given[name]) for name in net.inputs))
+
+
+def _outputs(net: Network, xs: tuple[Array, ...], dtype: str) -> list[Array]:
+    values = reference.forward_all(net, xs, dtype)
+    return [values[name] for name in net.outputs]
+
+
+def _beyond(made: tuple[Any, ...], truth: list[Array], naive: list[Array], ulp: float) -> str:
+    """The first output of the module that is further from the network's than rounding explains; "" if none is."""
+    if len(made) != len(truth):
+        return f"{len(truth)} outputs, {len(made)} of the module"
+    for i, (y, true, by_rounding) in enumerate(zip(map(_array, made), truth, naive, strict=True)):
+        if y.shape != true.shape:
+            return f"output {i} is {list(true.shape)}, {list(y.shape)} of the module"
+        errors = _errors(y, true)
+        # Of all rows: in one row, a naive sum may be exact by luck.
+        by_rounding = np.maximum(by_rounding, by_rounding[np.isfinite(by_rounding)].max(initial=0.0))
+        allowed = FACTOR * by_rounding + ULPS * ulp
+        if (errors > allowed).any():
+            row = int(np.argmax(errors > allowed))
+            return f"output {i} is {errors[row]:.2g} off, relative, where rounding explains {allowed[row]:.2g}"
+    return ""
+
+
+def _errors(got: Array, truth: Array) -> Array:
+    """Of each row: the root of the mean square of what differs, relative to that of the truth.
+
+    Means, because rounding moves a few of many elements over a step. The same NaN or infinity in both is no difference,
+    one in either alone is infinite.
+    """
+    got, truth = (array.astype(np.float64).reshape(len(array), -1) for array in (got, truth))
+    with np.errstate(invalid="ignore", over="ignore"):
+        squares = np.square(got - truth)
+        squares[(got == truth) | (np.isnan(got) & np.isnan(truth))] = 0
+        squares[np.isnan(squares)] = np.inf
+        scale = np.sum(np.square(np.where(np.isfinite(truth), truth, 0)), axis=1)
+        error: Array = np.sqrt(squares.sum(axis=1) / np.where(scale == 0, max(1, truth.shape[1]), scale))
+    return error
+
+
+def _first_that_differs(net: Network, source: TorchModule, inputs: tuple[Any, ...]) -> str:
+    """The first layer of which nothing comes that the module computes, too: neither its own values nor later ones."""
+    few, xs = _read_by(net, source, inputs)
+    values = reference.forward_all(few, xs)
+    computed: dict[int, list[Array]] = {}
+    arrays, in_double = _computed(source, inputs)
+    for array in (*xs, *arrays):
+        computed.setdefault(array.size, []).append(array)
+    allowed = ULPS * ULP["fp32"] if in_double else NEARBY
+    right: set[str] = set()
+    for node in reversed(few.nodes):
+        y = values[node.name]
+        rows = (array.reshape(y.shape) for array in computed.get(y.size, ()))
+        if node.name in right or any((_errors(row, y) <= allowed).all() for row in rows):
+            right |= {node.name, *node.inputs}
+    node = next((node for node in few.nodes if node.name not in right), few.by_name[few.outputs[0]])
+    return f"layer '{node.name}' ({node.layer.kind}) is the first that differs"
+
+
+def _computed(source: TorchModule, inputs: tuple[Any, ...]) -> tuple[list[Array], bool]:
+    """All that operators compute while the module runs, and whether it ran in float64."""
+    torch = sys.modules["torch"]
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: list[Array] = []
+
+    class Keep(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = function(*args, **(kwargs or {}))
+            for leaf in torch.utils._pytree.tree_leaves(made):
+                if isinstance(leaf, torch.Tensor) and not leaf.is_complex():
+                    found.append(_array(leaf).copy())  # a later operator may write into it
+            return made
+
+    for in_double in (True, False):
+        found.clear()
+        with contextlib.suppress(InputError), Keep():
+            source.run(inputs, in_double)
+            break
+    return found, in_double

@@ -21,6 +21,7 @@ from onchip.kernels.cpu.places import first_places
 from onchip.runtime.cpu import core_count
 from onchip.runtime.engine import compile
 from onchip.spec.layers import Conv2d, GlobalMean, Linear, ReLU
+from python_calls import python_calls
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -55,6 +56,20 @@ def test_values_lie_at_the_first_place_that_is_free():
     uses = {"a": (0, 1), "b": (1, 3), "c": (2, 3), "d": (3, 4)}
     sizes = {"a": 128, "b": 64, "c": 64, "d": 128}
     assert first_places(uses, sizes) == {"a": 0, "b": 128, "c": 0, "d": 192}
+
+
+def test_gaps_that_touch_are_one():
+    uses = {"a": (0, 1), "b": (0, 2), "c": (0, 1), "d": (0, 9), "e": (3, 4), "f": (3, 4)}
+    sizes = {"a": 8, "b": 8, "c": 8, "d": 8, "e": 24, "f": 8}
+    assert first_places(uses, sizes) == {"a": 0, "b": 8, "c": 16, "d": 24, "e": 0, "f": 32}
+
+
+def test_the_work_goes_with_the_number_of_values():
+    def calls(count):
+        uses, sizes = {i: (i, count) for i in range(count)}, dict.fromkeys(range(count), 64)
+        return python_calls(lambda: first_places(uses, sizes))
+
+    assert calls(2000) < 2.5 * calls(1000)
 
 
 def test_a_chain_of_equals_needs_two_of_them():

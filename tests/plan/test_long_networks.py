@@ -9,9 +9,10 @@ from onchip.kernels.cuda.mlp_tensor import MOST_LAYERS
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.planner import make_plan
+from onchip.plan.rewrites.late import sink_moves
 from onchip.runtime.placement import kernels_for
 from onchip.spec.build import sequential
-from onchip.spec.layers import Add, Concat, Conv2d, Linear, ReLU, Reshape, Softmax, Tanh
+from onchip.spec.layers import Add, Concat, Conv2d, Linear, ReLU, Reshape, Slice, Softmax, Tanh
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 from python_calls import python_calls
@@ -57,6 +58,14 @@ def side_by_side(count):
     return Network({"x": TensorType(("B", 8))}, tuple(nodes), ("all",), weights)
 
 
+def cut_apart(count):
+    """Products over one value, which become one that Slices cut; put together again."""
+    nodes = [Node(f"l{i}", Linear(), ("x",), {"weight": f"l{i}.weight"}) for i in range(count)]
+    nodes.append(Node("all", Concat(1), tuple(f"l{i}" for i in range(count))))
+    weights = {f"l{i}.weight": stored(4, 8) for i in range(count)}
+    return Network({"x": TensorType(("B", 8))}, tuple(nodes), ("all",), weights)
+
+
 LONG = {
     "linears": linears,
     "convolutions": convolutions,
@@ -64,6 +73,7 @@ LONG = {
     "residual": lambda count: residual(count, Linear(), 8),
     "residual convolutions": lambda count: residual(count, Conv2d(pads=(1, 1, 1, 1)), 8, 8, 8),
     "side by side": side_by_side,
+    "cut apart": cut_apart,
 }
 
 
@@ -78,6 +88,24 @@ def test_the_work_of_planning_goes_with_the_number_of_layers(shape, device):
 
     calls(20)  # imports, and what is kept between plans
     assert calls(700) < 3.2 * calls(350)  # not 2: groups grow until a kernel is full; by squares it would be 4
+
+
+class Counted(str):
+    """A name that is looked up by a call that can be counted."""
+
+    def __hash__(self):
+        return super().__hash__()
+
+
+def test_a_reader_of_many_moves_looks_at_each_once():
+    def calls(count):
+        names = [Counted(f"s{i}") for i in range(count)]
+        nodes = [Node(name, Slice((i,), (1,), (1,)), ("x",)) for i, name in enumerate(names)]
+        nodes.append(Node("all", Concat(1), tuple(names)))
+        net = Network({"x": TensorType(("B", count))}, tuple(nodes), ("all",), {})
+        return python_calls(lambda: sink_moves(net))
+
+    assert calls(400) < 2.5 * calls(200)
 
 
 def test_a_long_chain_is_cut_where_a_kernel_would_be_too_long():

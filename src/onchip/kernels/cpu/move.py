@@ -200,6 +200,7 @@ def _boxes(net: Network, node: Node, layout: str) -> tuple[Box, ...]:
     if isinstance(layer, Permute):
         return (_turned(layer, rows[0]),)
     boxes, along = [], 0
+    numbers = {value: i for i, value in enumerate(values)}
     phases = layer.phases() if isinstance(layer, Interleave) else []
     for i, (value, row) in enumerate(zip(node.inputs, rows, strict=True)):
         steps = _steps(y)
@@ -210,7 +211,7 @@ def _boxes(net: Network, node: Node, layout: str) -> tuple[Box, ...]:
         else:
             axis = _axis(layer, len(net.types[value].shape), layout)
             at, along = along * steps[axis], along + row[axis]
-        boxes.append(Box(values.index(value), math.prod(row), row, _steps(row), steps, y_at=at))
+        boxes.append(Box(numbers[value], math.prod(row), row, _steps(row), steps, y_at=at))
     return tuple(boxes)
 
 

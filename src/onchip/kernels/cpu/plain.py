@@ -120,10 +120,11 @@ class Plain:
         moved += (looked_up + 2 * _between(net, node)) * DTYPE_BYTES[net.types[node.name].dtype]
         slower = _MUCH_SLOWER if isinstance(node.layer, _IN_SHORT_SUMS) else _SLOWER
         slower = _BY_PLACES if isinstance(node.layer, LinearResize) else slower
+        numbers = {name: i for i, name in enumerate(values)}
         price = NumpyPrice(net.row_flop(node), moved, fixed, _LAUNCHES, slower=slower)
         claim = Claim(
             self.name, f"plain<{node.layer.kind}>", (node.name,), price, "one layer by itself, in NumPy", recipes,
-            order=_order(node.layer), facts=Facts(node.layer, tuple(values.index(name) for name in node.inputs)),
+            order=_order(node.layer), facts=Facts(node.layer, tuple(numbers[name] for name in node.inputs)),
             is_fallback=True,
         )  # fmt: skip
         yield from in_layouts(net, node, claim) if _is_by_itself(net, node) else (claim,)

@@ -277,11 +277,12 @@ _BEGINS: weakref.WeakKeyDictionary[Network, list[int]] = weakref.WeakKeyDictiona
 def _begins(net: Network) -> list[int]:
     if net not in _BEGINS:
         found: list[int] = []
+        made_by = {node.name: i for i, node in enumerate(net.nodes)}
         for i, node in enumerate(net.nodes):
             before = net.types[net.nodes[i - 1].name] if i and found[-1] >= 0 else None
             goes_on = before is not None and net.types[node.name].row_size == before.row_size
             if goes_on and isinstance(node.layer, Slice):  # of what the run does not make itself
-                goes_on = node.inputs[0] not in {made.name for made in net.nodes[found[-1] : i]}
+                goes_on = made_by.get(node.inputs[0], -1) < found[-1]
             found.append(-1 if not _fits(net, node) else found[-1] if goes_on else i)
         _BEGINS[net] = found
     return _BEGINS[net]

@@ -35,6 +35,7 @@ Scales = tuple[tuple[str, str], ...]  # weights of one number, and what is done 
 
 _SAME = (Identity, Dropout)
 _MOVES = (Reshape, Permute, Slice, Gather, *_SAME)
+MOST_OPERANDS = 3  # values that a run's products multiply: a, b, c
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class _Walk:
         self.nodes: list[Node] = []
         self.views: dict[str, tuple[str, Array]] = {}  # what a move makes: its source, and how it is seen there
         self.scales: dict[str, Scales] = {}
+        self.ends: set[str] = set()  # what moves and scales make that none of them reads
 
     def node(self) -> Node | None:
         return self.net.nodes[self.at] if self.at < len(self.net.nodes) else None
@@ -133,6 +135,7 @@ class _Walk:
         if node is None or not isinstance(node.layer, MatMul) or (made and made not in node.inputs):
             return None
         self.take()
+        self.ends -= set(node.inputs)
         return node
 
     def take_mask(self) -> Seen | None:
@@ -203,6 +206,9 @@ class _Walk:
         moved = _moved(node.layer, view, self.net.types[node.name].row_shape)
         if moved is None:
             return False
+        if len(ends := self.ends - {value} | {node.name}) > MOST_OPERANDS:
+            return False  # more than products read: others would, and the walk goes through all of them from each start
+        self.ends = ends
         self.views[node.name] = source, moved
         self.scales[node.name] = self.scales.get(value, ()) + self.scale_of(node)
         return True

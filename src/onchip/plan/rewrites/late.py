@@ -19,13 +19,14 @@ def sink_moves(net: Network) -> Told:
     kept = deque(node for node in net.nodes if node.name not in waiting)
     while kept or waiting:
         # What nobody reads comes last.
-        path = [kept.popleft() if kept else waiting.pop(next(iter(waiting)))]
+        first = kept.popleft() if kept else waiting.pop(next(iter(waiting)))
+        path = [(first, iter(first.inputs))]  # a node, and what it reads that was not looked at
         while path:
-            ahead = next((value for value in path[-1].inputs if value in waiting), None)
+            ahead = next((value for value in path[-1][1] if value in waiting), None)
             if ahead is None:
-                order.append(path.pop())
+                order.append(path.pop()[0])
             else:
-                path.append(waiting.pop(ahead))
+                path.append((waiting[ahead], iter(waiting.pop(ahead).inputs)))
     if [node.name for node in order] == [node.name for node in net.nodes]:
         return net, []
     return net.replace(nodes=order), []

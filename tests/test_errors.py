@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import onchip
 from onchip.errors import MAX_MESSAGE, FormatError, InputError, KernelError, OnchipError, printable
 from onchip.spec.build import sequential
 from onchip.spec.layers import Linear, ReLU
@@ -29,6 +32,15 @@ def test_messages_are_plain_text(case):
     assert repr(text)[1:-1] in error.what
     again = FormatError(f"file: {error.what}", got=error.got, expected=error.expected, hint=error.hint)
     assert (again.what, again.got) == (f"file: {error.what}", error.got)  # what is plain stays
+
+
+@pytest.mark.parametrize("folder", ["formats/onnx_ops", "spec/layers"])
+def test_what_is_refused_of_a_layer_says_what_is_expected(folder):
+    """A file may be sound and still hold what onchip does not run: no general words would help."""
+    for path in sorted((Path(onchip.__file__).parent / folder).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("FormatError", "ShapeError"):
+                assert "expected" in {keyword.arg for keyword in node.keywords}, f"{path}:{node.lineno}"
 
 
 def test_plain_text_stays():

@@ -149,7 +149,7 @@ BAD_NODES = {
     "unsqueeze in front": ([op("Unsqueeze", "x zero")], "puts the batch first again"),
     "unsqueeze far": ([op("Unsqueeze", "x seven")], "bad axes"),
     "unsqueeze twice": ([op("Unsqueeze", "x twice")], "bad axes"),
-    "reduce the batch": ([op("ReduceMax", "x", axes=[0])], "axis 0 is the batch"),
+    "reduce the batch": ([op("ReduceMax", "x", axes=[0])], "an axis of a row"),
     "reduce all": ([op("ReduceMean", "x")], "axis 0 is the batch"),
     "reduce far": ([op("ReduceMean", "x", axes=[2])], "axis out of range"),
     "reduce twice": ([op("ReduceMean", "x", axes=[1, -1])], "bad axes"),

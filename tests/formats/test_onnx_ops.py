@@ -152,7 +152,7 @@ def test_constants_of_every_spelling(tmp_path):
 
 def test_dropout_in_training_mode(tmp_path):
     weights = {"ratio": np.float32(0.5), "mode": np.array(True)}
-    refused(tmp_path, model([op("Dropout", "x ratio mode")], weights), "training mode", "model.eval()")
+    refused(tmp_path, model([op("Dropout", "x ratio mode")], weights), "training mode", "eval mode")
     weights["mode"] = np.array(False)
     (node,) = read(tmp_path, model([op("Dropout", "x ratio mode")], weights)).nodes
     assert node.layer == Dropout(0.5)

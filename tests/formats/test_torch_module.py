@@ -321,6 +321,24 @@ def test_missing_operators_name_themselves(capfd):
         onchip.load(Rows(), torch.zeros(2, 5))
 
 
+class Drops(nn.Module):
+    def forward(self, x):
+        return F.dropout(x, 0.5, training=True)
+
+
+class Mixes(nn.Module):
+    def forward(self, x):
+        return x.reshape(3, -1)
+
+
+@pytest.mark.parametrize("module", [Drops(), Mixes(), nn.BatchNorm1d(3, track_running_stats=False)])
+def test_nobody_with_a_module_is_told_to_export_it(module):
+    with pytest.raises(InputError) as caught:
+        onchip.load(module, torch.ones(2, 3))
+    assert caught.value.hint
+    assert "export" not in str(caught.value)
+
+
 def test_not_a_model_and_no_torch(monkeypatch):
     for odd in (5, None, object()):
         with pytest.raises(InputError, match="not a model"):

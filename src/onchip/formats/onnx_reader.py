@@ -207,10 +207,12 @@ def _read_op(reader: GraphReader, op: Op) -> None:
         hint = error.hint or INSTEAD
         raise FormatError(f"{op}: {error.what}", got=error.got, expected=error.expected, hint=hint) from None
     except InputError as error:
-        hint = error.hint or INSTEAD  # to export the file again would not change the node
+        hint = error.hint or INSTEAD
         raise FormatError(error.what, got=error.got, expected=error.expected, hint=hint) from None
     except (ValueError, IndexError, TypeError, ArithmeticError) as error:  # of NumPy, over constants
-        raise FormatError(f"{op}: its constants do not fit", got=show(str(error))) from None
+        raise FormatError(
+            f"{op}: its constants do not fit", got=show(str(error)), expected=f"constants that {op.kind} takes"
+        ) from None
 
 
 def _check_op(op: Op, opset: int) -> None:
@@ -224,7 +226,7 @@ def _check_op(op: Op, opset: int) -> None:
         schema = onnx.defs.get_schema(name, opset, domain)
     except (onnx.defs.SchemaError, TypeError, ValueError):  # the last two: a version that is no int32
         got, expected = f"opset {opset}", f"an operator of opset {opset}"
-        hint = "export with a newer opset"
+        hint = "the opset_import that the operators were written for"
         raise FormatError(f"{op}: no such operator in this opset", got=got, expected=expected, hint=hint) from None
     known = sorted(schema.attributes)
     if unknown := next((name for name in op.attributes if name not in known), None):
@@ -266,7 +268,7 @@ def _modern(model: Any) -> tuple[Any, int]:
     if why:
         raise FormatError(
             "the file is too old, and ONNX cannot convert it", got=f"opset {opset}: {why}",
-            expected=f"opset {OLDEST_OPSET} or newer", hint="export it again",
+            expected=f"opset {OLDEST_OPSET} or newer", hint="a file of the same model in a newer opset",
         )  # fmt: skip
     return parse_model(done.stdout), OLDEST_OPSET
 
@@ -285,7 +287,7 @@ def _opset(model: Any) -> int:
         raise FormatError(
             "unknown version of ONNX's operators", got=f"opset {versions[0]}",
             expected=f"opset 1 to {newest}, which onnx {onnx.__version__} knows",
-            hint="export with an older opset, or pip install -U onnx",
+            hint="pip install -U onnx",
         )  # fmt: skip
     return versions[0]
 
@@ -311,7 +313,9 @@ def _inputs(values: list[Any], one_row: bool) -> tuple[dict[str, TensorType], in
         for axis, dim in enumerate(dims[first:], start=first):
             if not dim.HasField("dim_value") or dim.dim_value < 0:
                 got = f"axis {axis}: {show(text(dim.dim_param) or dim.dim_value)}"
-                raise FormatError(f"{where}: only the batch may be unknown", got=got, expected="sizes behind axis 0")
+                hint = "sizes by onnx.tools.update_model_dims.update_inputs_outputs_dims"
+                expected = "sizes behind axis 0"
+                raise FormatError(f"{where}: only the batch may be unknown", got=got, expected=expected, hint=hint)
             row_shape.append(dim.dim_value)
         types[name] = TensorType((BATCH, *row_shape), dtype_of(value.type.tensor_type.elem_type, where))
         if types[name].row_size > MAX_ROW:

@@ -22,8 +22,9 @@ def blaming(path: Path) -> Iterator[None]:
         yield
     except InputError as error:
         raise FormatError(
-            f"{path}: {error.what}", got=error.got or "what the file says", expected=error.expected or "a sound file",
-            hint=error.hint or "make, export or copy the file again",
+            f"{path}: {error.what}", got=error.got or "what the file says",
+            expected=error.expected or "a file that onchip reads",
+            hint=error.hint or "if the file is damaged, copy or make it again",
         ) from None  # fmt: skip
     except OSError as error:
         raise FormatError(

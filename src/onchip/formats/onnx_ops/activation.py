@@ -180,7 +180,7 @@ def read_softmax(graph: GraphReader, op: Op) -> None:
     if graph.opset < 13 and any(dim != 1 for dim in shape[axis:last]):
         raise FormatError(
             f"{op}: before opset 13, softmax runs over several axes at once", got=f"axis {axis} of {graph.types[x]}",
-            expected=f"axis {last}", hint="export with opset 13 or newer",
+            expected=f"axis {last}", hint="onnx.version_converter.convert_version(model, 13)",
         )  # fmt: skip
     if axis == last or graph.opset < 13:
         axis = -1

@@ -300,7 +300,9 @@ def _old_broadcast(op: Op, shapes: dict[int, tuple[Dim, ...]]) -> int:
     """Before opset 7 the second operand lay against the first from `axis` on: how many axes are left behind it."""
     behind = len(shapes[0]) - op.attribute("axis", 0) - len(shapes[1])
     if not 0 <= behind <= len(shapes[0]):
-        raise FormatError(f"{op}: axis out of range", got=f"axis {op.attributes['axis']}")
+        raise FormatError(
+            f"{op}: axis out of range", got=f"axis {op.attributes['axis']}", expected="one of the first operand's"
+        )
     return behind
 
 

@@ -43,7 +43,9 @@ def fold_comparison(graph: GraphReader, op: Op) -> Array:
     for index in range(1, len(op.inputs)):
         other = graph.constant(op, index)
         if found.dtype != other.dtype:
-            raise FormatError(f"{op} mixes dtypes", got=f"{found.dtype.name} and {other.dtype.name}")
+            raise FormatError(
+                f"{op} mixes dtypes", got=f"{found.dtype.name} and {other.dtype.name}", expected="one dtype"
+            )
         graph.spend(op, math.prod(np.broadcast_shapes(found.shape, other.shape)))
         found = np.asarray(_COMPARISONS[op.kind](found, other))
     return found
@@ -73,7 +75,7 @@ def fold_arithmetic(graph: GraphReader, op: Op) -> Array:
         graph.spend(op, math.prod(np.broadcast_shapes(a.shape, b.shape)))
         return np.asarray(np.power(a, b), a.dtype)
     if a.dtype != b.dtype:
-        raise FormatError(f"{op} mixes dtypes", got=f"{a.dtype.name} and {b.dtype.name}")
+        raise FormatError(f"{op} mixes dtypes", got=f"{a.dtype.name} and {b.dtype.name}", expected="one dtype")
     graph.spend(op, math.prod(np.broadcast_shapes(a.shape, b.shape)))
     if op.kind == "Add":
         return a + b
@@ -82,7 +84,7 @@ def fold_arithmetic(graph: GraphReader, op: Op) -> Array:
     if op.kind == "Mul":
         return a * b
     if a.dtype.kind in "iu" and not b.all():
-        raise FormatError(f"{op} divides by zero", got=f"{show(b.tolist())}")
+        raise FormatError(f"{op} divides by zero", got=f"{show(b.tolist())}", expected="ints other than 0")
     if op.kind == "Mod":
         return np.asarray(np.fmod(a, b) if op.attribute("fmod", 0) else np.mod(a, b))
     if a.dtype.kind in "iu":
@@ -155,7 +157,7 @@ def fold_where(graph: GraphReader, op: Op) -> Array:
     """Of shapes, too."""
     condition, a, b = (graph.constant_or_shape(op, index) for index in range(3))
     if a.dtype != b.dtype and object not in (a.dtype, b.dtype):
-        raise FormatError(f"{op} mixes dtypes", got=f"{a.dtype.name} and {b.dtype.name}")
+        raise FormatError(f"{op} mixes dtypes", got=f"{a.dtype.name} and {b.dtype.name}", expected="one dtype")
     graph.spend(op, math.prod(np.broadcast_shapes(condition.shape, a.shape, b.shape)))
     return np.where(condition.astype(bool), a, b)
 

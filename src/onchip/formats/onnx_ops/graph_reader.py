@@ -232,10 +232,10 @@ class GraphReader:
                 raise FormatError(
                     f"{op}: the first size must be the batch", got=show([first, *shape]),
                     expected="0, -1 or the batch that the graph's input has",
-                    hint="export with a dynamic batch, or use Flatten",
+                    hint="a reshape that keeps the batch: x.flatten(1) or x.reshape(x.shape[0], ...) in torch",
                 )  # fmt: skip
             if first == -1 and -1 in shape:
-                raise FormatError(f"{op}: two sizes are -1", got=show([first, *shape]))
+                raise FormatError(f"{op}: two sizes are -1", got=show([first, *shape]), expected="one at most")
         if BATCH in shape:
             raise FormatError(f"{op} would mix the rows of the batch", got=show(list(shape)), expected="the batch once")
         return Reshape(tuple(int(d) for d in shape))
@@ -255,7 +255,7 @@ class GraphReader:
     def part(self, op: Op, kind: str, inputs: Sequence[str], **attributes: object) -> str:
         """Read another operator on the way to the node's output; names of values, given and made, are ONNX's."""
         if kind not in READERS:
-            raise FormatError(f"{op} needs an operator that onchip does not have", got=kind)
+            raise FormatError(f"{op} needs an operator that onchip does not have", got=kind, expected="another layer")
         READERS[kind](self, Op(kind, "", tuple(inputs), (made := self._fresh(op, kind),), attributes))
         return made
 

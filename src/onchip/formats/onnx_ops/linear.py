@@ -94,7 +94,11 @@ def _multiply(graph: GraphReader, op: Op) -> None:
         if not graph.one_row and array.ndim == rank:
             array = graph.once(array)
             if len(array) != 1:
-                raise FormatError(f"{op}: its constant differs from row to row", got=f"shape {array.shape}")
+                raise FormatError(
+                    f"{op}: its constant differs from row to row",
+                    got=f"shape {array.shape}",
+                    expected="one for all rows",
+                )
             array = array[0]
         weights["first" if index == 0 else "constant"] = graph.weight(op.inputs[index], array)
     read = tuple(values[index] for index in sorted(values))

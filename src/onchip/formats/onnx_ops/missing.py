@@ -28,7 +28,11 @@ _INSTEAD = {
     "encode the columns before the network, which takes numbers",
 }  # fmt: skip
 _BY_DOMAIN = {"com.microsoft": "the file as it was before ONNX Runtime optimised it"}
-INSTEAD = "another layer in its place, or the network in parts (onnx.utils.extract_model) with this one done in NumPy"
+INSTEAD = (
+    "another layer in its place, or the network in parts (a file's by onnx.utils.extract_model) "
+    "with this one done in NumPy"
+)
+INFERENCE = "eval mode: a dropout that depends on module.training, a norm with running statistics"
 
 
 def check_operators(ops: Sequence[Op], inputs: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
+from onchip.formats.onnx_ops.missing import INFERENCE
 from onchip.spec.layers import Dropout, Identity
 from onchip.spec.network import Node
 
@@ -37,7 +38,7 @@ def read_dropout(graph: GraphReader, op: Op) -> None:
     drops = not graph.has(op, 1) or graph.constant(op, 1).any()
     trains = graph.has(op, 2) and graph.constant(op, 2).any() if graph.opset > 6 else not op.attribute("is_test", 0)
     if drops and trains:
-        raise FormatError(f"{op} is in training mode", expected="inference", hint="export after model.eval()")
+        raise FormatError(f"{op} is in training mode", expected="inference", hint=INFERENCE)
     ratio = op.number("ratio", 0.5)
     if graph.has(op, 1):
         ratio = float(graph.constant(op, 1).max(initial=0))

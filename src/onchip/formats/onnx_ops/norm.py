@@ -8,6 +8,7 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
+from onchip.formats.onnx_ops.missing import INFERENCE
 from onchip.spec.layers import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, Reshape, RMSNorm
 from onchip.spec.network import Node
 from onchip.spec.recipe import Array
@@ -22,7 +23,7 @@ def read_batch_norm(graph: GraphReader, op: Op) -> None:
     graph.need_channels(op, x, 2)
     trains = op.attribute("training_mode", 0) if graph.opset > 6 else not op.attribute("is_test", 0)
     if trains or len([name for name in op.outputs if name]) > 1:
-        raise FormatError(f"{op} is in training mode", expected="inference", hint="export after model.eval()")
+        raise FormatError(f"{op} is in training mode", expected="inference", hint=INFERENCE)
     if not op.attribute("spatial", 1):
         raise FormatError(f"{op}: one mean and variance a channel", got="spatial=0", expected="spatial=1")
     roles = {}

@@ -188,7 +188,9 @@ def read_expand(graph: GraphReader, op: Op) -> None:
         x = graph.add_step(op, graph.reshape(op, shape), (x,))
     pairs = list(zip(shape, wanted, strict=True))[0 if graph.one_row else 1 :]
     if any(size not in (1, n) and n != 1 for n, size in pairs) or BATCH in [size for _, size in pairs]:
-        raise FormatError(f"{op}: shapes do not fit", got=f"{show(list(shape))} to {show(wanted)}")
+        raise FormatError(
+            f"{op}: shapes do not fit", got=f"{show(list(shape))} to {show(wanted)}", expected="1 or equal sizes"
+        )
     add_tile(graph, op, x, [size if n == 1 else 1 for n, size in pairs])
 
 

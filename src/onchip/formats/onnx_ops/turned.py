@@ -133,7 +133,9 @@ def _transpose(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
 def _squeeze(graph: GraphReader, op: Op, given: Turned) -> Turned:
     axes, rank = graph.axes(op, since=13), len(given.axes)
     if axes is None or any(not -rank <= a < rank or given.axes[a] for a in axes):
-        raise FormatError(f"{op}: only sizes of 1 can go", got=f"axes {axes} of {show(list(given.file_shape))}")
+        raise FormatError(
+            f"{op}: only sizes of 1 can go", got=f"axes {axes} of {show(list(given.file_shape))}", expected="axes of 1"
+        )
     gone = {a % rank for a in axes}
     return Turned(given.x, given.shape, tuple(axis for a, axis in enumerate(given.axes) if a not in gone))
 

@@ -109,7 +109,9 @@ def row_axis(axis: int, given: TensorType) -> int:
     if not -rank <= axis < rank:
         raise ShapeError("axis out of range", got=f"axis {axis}", expected=f"-{rank} to {rank - 1} for {given}")
     if axis % rank == 0:
-        raise ShapeError("axis 0 is the batch: rows must not depend on each other", got=f"axis {axis}")
+        raise ShapeError(
+            "axis 0 is the batch: rows must not depend on each other", got=f"axis {axis}", expected="an axis of a row"
+        )
     return axis % rank
 
 

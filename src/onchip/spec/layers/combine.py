@@ -28,14 +28,14 @@ class Broadcast(Layer, abstract=True):
         shapes = [given.row_shape for given in inputs]
         if len({len(shape) for shape in shapes}) > 1:
             got = ", ".join(str(given) for given in inputs)
-            raise ShapeError("operands have different numbers of axes", got=got)
+            raise ShapeError("operands have different numbers of axes", got=got, expected="the same number")
         if weights:
             (given,) = weights.values()
             constant = tuple(int(d) for d in given.shape)
             shapes.append((1,) * (len(shapes[0]) - len(constant)) + constant)
         dtypes = {given.dtype for given in (*inputs, *weights.values())}
         if len(dtypes) > 1:
-            raise ShapeError("operands have different dtypes", got=", ".join(sorted(dtypes)))
+            raise ShapeError("operands have different dtypes", got=", ".join(sorted(dtypes)), expected="one")
         if "bool" in dtypes:
             raise ShapeError("needs numbers", got="bool", expected="a float or int dtype")
         sizes: list[Dim] = []

@@ -81,7 +81,11 @@ class TransposedConvolution(_Conv, abstract=True):
                 expected = f"less than stride {stride[axis]} or dilation {dilation[axis]}"
                 raise ShapeError("bad output_padding", got=str(extra), expected=expected)
         if min(sizes) < 1 or 0 in x.shape[1:]:
-            raise ShapeError("nothing is left of the output", got=f"{x}, weight {weight}, pads {pads}")
+            raise ShapeError(
+                "nothing is left of the output",
+                got=f"{x}, weight {weight}, pads {pads}",
+                expected="a larger image or pads",
+            )
         return TensorType((x.shape[0], C_group * groups, *sizes), x.dtype)
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:

@@ -22,7 +22,7 @@ class Embedding(Layer):
         (x,), weight = inputs, weights["weight"]
         _need_ids(x)
         if len(weight.shape) != 2 or 0 in weight.shape:
-            raise ShapeError("weight must be a table (V, E)", got=str(weight))
+            raise ShapeError("weight must be a table", got=str(weight), expected="(V, E)")
         return TensorType((*x.shape, weight.shape[1]), weight.dtype)
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
@@ -56,7 +56,7 @@ class TokenConv(Layer):
         _need_ids(x)
         need_float(weight, weights)
         if len(weight.shape) != 3 or 0 in weight.shape:
-            raise ShapeError("weight must be tables (V, K, C_out)", got=str(weight))
+            raise ShapeError("weight must be tables", got=str(weight), expected="(V, K, C_out)")
         if len(x.shape) != 2:
             raise ShapeError("input has another shape", got=str(x), expected="ids (B, S)")
         _, K, C_out = (int(d) for d in weight.shape)

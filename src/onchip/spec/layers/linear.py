@@ -19,7 +19,7 @@ class Linear(Layer):
         (x,), weight = inputs, weights["weight"]
         need_float(x, weights)
         if len(weight.shape) != 2 or 0 in weight.shape:
-            raise ShapeError("weight must be a matrix (D_out, D_in)", got=str(weight))
+            raise ShapeError("weight must be a matrix", got=str(weight), expected="(D_out, D_in)")
         D_out, D_in = (int(d) for d in weight.shape)
         if len(x.shape) < 2 or x.shape[-1] != D_in:
             expected = f"last axis {D_in}, as weight {weight}"

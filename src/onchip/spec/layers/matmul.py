@@ -24,7 +24,7 @@ class MatMul(Layer):
         need_float(inputs[0])
         dtypes = {given.dtype for given in (*inputs, *weights.values())}
         if len(dtypes) > 1:
-            raise ShapeError("operands have different dtypes", got=", ".join(sorted(dtypes)))
+            raise ShapeError("operands have different dtypes", got=", ".join(sorted(dtypes)), expected="one")
         got = " and ".join(str(list(shape)) for shape in (a, b))
         rank = len(inputs[0].row_shape)
         if rank < 2 or {len(given.row_shape) for given in inputs} != {rank} or min(len(a), len(b)) < 2:

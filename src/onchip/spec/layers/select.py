@@ -41,7 +41,7 @@ class Selection(Layer, abstract=True):
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,) = inputs
         if not x.is_batched:
-            raise ShapeError("needs a batch in front", got=str(x))
+            raise ShapeError("needs a batch in front", got=str(x), expected="[B, ...]")
         if not x.row_size:
             raise ShapeError("there is nothing to choose from", got=str(x), expected="rows that are not empty")
         if "float" not in x.dtype and (self.fill != int(self.fill) if math.isfinite(self.fill) else True):
@@ -142,7 +142,11 @@ class Pad(Selection):
         need_axes(self, row_shape, rank)
         sizes = tuple(self.pads[axis] + n + self.pads[rank + axis] for axis, n in enumerate(row_shape))
         if min(sizes, default=0) < 0:
-            raise ShapeError("more is cut off than there is", got=f"pads {self.pads} of {list(row_shape)}")
+            raise ShapeError(
+                "more is cut off than there is",
+                got=f"pads {self.pads} of {list(row_shape)}",
+                expected="sizes of 0 or more",
+            )
         return sizes
 
     def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:

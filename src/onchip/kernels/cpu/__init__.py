@@ -22,6 +22,7 @@ from onchip.kernels.cpu.scan import ScanAlone
 from onchip.kernels.cpu.select import Select
 from onchip.kernels.cpu.sequence_max import SequenceMaxAlone
 from onchip.kernels.cpu.short_scan import ShortScan
+from onchip.kernels.cpu.taps import Taps
 from onchip.kernels.cpu.token_max import TokenMax
 from onchip.kernels.cpu.top_k import TopKAlone
 from onchip.kernels.training import BatchRanks
@@ -47,7 +48,8 @@ class TrainingKernel(Kernel, Protocol):
 
 INFERENCE: tuple[InferenceKernel, ...] = (
     MlpFused(), ConvFused(), TokenMax(), RecurrentAlone(), Pointwise(), Rowwise(), Reduce(), TopKAlone(), Norm(),
-    Select(), Resize(), LookUpAlone(), MatMulAlone(), Move(), SequenceMaxAlone(), ShortScan(), ScanAlone(), Plain(),
+    Select(), Resize(), Taps(), LookUpAlone(), MatMulAlone(), Move(), SequenceMaxAlone(), ShortScan(), ScanAlone(),
+    Plain(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu"), *INFERENCE)

@@ -23,6 +23,15 @@ KINDS = {
 CAST = op("Cast", "m", to=F32)
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], autouse=True)
+def device(request, monkeypatch):
+    """The one that engines of this test are compiled for."""
+    monkeypatch.setitem(globals(), "DEVICE", request.param)
+
+
+DEVICE = "cpu"
+
+
 def of_two(nodes, weights=None, element=F32):
     """A model of x and z, a number of each in a row."""
     proto = model(nodes, weights, ("N", 1), element=element)
@@ -31,10 +40,10 @@ def of_two(nodes, weights=None, element=F32):
 
 
 def assert_same(net, xs, expected, rtol=2e-6):
-    """The reference in the network's own dtype, and the CPU's engine."""
+    """The reference in the network's own dtype, and the device's engine."""
     dtype = "float64" if xs[0].dtype == np.float64 else "float32"
     with np.errstate(all="ignore"):
-        for got in (reference.forward(net, xs, dtype), onchip.compile(net, "cpu")(*xs)):
+        for got in (reference.forward(net, xs, dtype), onchip.compile(net, DEVICE)(*xs)):
             np.testing.assert_allclose(got, expected, rtol=rtol, atol=2.0**-126)
 
 
@@ -130,7 +139,7 @@ def test_functions(tmp_path, kind):
 def test_signs_of_ints(tmp_path):
     x = np.array([[np.iinfo("i8").min, -3, 0, 5]])
     net = read(tmp_path, model([op("Sign", "x")], {}, ("N", 4), element=TensorProto.INT64))
-    np.testing.assert_array_equal(onchip.compile(net, "cpu")(x), np.sign(x))
+    np.testing.assert_array_equal(onchip.compile(net, DEVICE)(x), np.sign(x))
 
 
 @pytest.mark.parametrize("keep", [0, 1])
@@ -157,7 +166,7 @@ def test_a_cubic_resize_keeps_a_nan_where_it_counts(tmp_path, case, how, special
     node.input[:] = ["x", "", "", "sizes"]
     net = read(tmp_path, model([node], {"sizes": np.array(sizes)}, ("N", 2, 8, 9), opset=18))
     assert Linear not in [type(each.layer) for each in net.nodes]
-    engine, x = onchip.compile(net, "cpu"), numbers(2, 2, 8, 9)
+    engine, x = onchip.compile(net, DEVICE), numbers(2, 2, 8, 9)
     one = np.zeros_like(x)
     one[0, 1, 3, 6] = 1
     counts = np.abs(engine(one)) > 1e-7

@@ -59,6 +59,13 @@ def test_in_cuda_kernels(monkeypatch, layer, dtype):
     check(lambda net: emulated(gpu, net), layer, dtype)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", INTS)
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_on_a_gpu(layer, dtype):
+    check(lambda net: onchip.compile(net, "cuda"), layer, dtype)
+
+
 ONE = {
     "a constant in front": (Node("y", Div(), ("x",), {"first": "k"}),),
     "a constant of 0": (Node("y", Mod(), ("x",), {"constant": "zeros"}),),
@@ -95,6 +102,12 @@ def test_whatever_divides_on_the_cpu(case):
 def test_whatever_divides_in_cuda_kernels(monkeypatch, case):
     gpu = emulated_gpu(monkeypatch)
     check_one(lambda net: emulated(gpu, net), case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ONE)
+def test_whatever_divides_on_a_gpu(case):
+    check_one(lambda net: onchip.compile(net, "cuda"), case)
 
 
 def test_by_constants_nothing_is_looked_at():

@@ -140,6 +140,12 @@ def test_in_cuda_kernels(monkeypatch, dtype):
     assert not found(lambda net: emulated(gpu, net), dtype)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_on_a_gpu(dtype):
+    assert not found(lambda net: onchip.compile(net, "cuda"), dtype)
+
+
 @pytest.mark.parametrize("dtype", INTS)
 def test_ints_on_the_cpu(dtype):
     assert not wrong_ints(lambda net: onchip.compile(net, "cpu"), dtype)
@@ -150,6 +156,12 @@ def test_ints_on_the_cpu(dtype):
 def test_ints_in_cuda_kernels(monkeypatch, dtype):
     gpu = emulated_gpu(monkeypatch)
     assert not wrong_ints(lambda net: emulated(gpu, net), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", INTS)
+def test_ints_on_a_gpu(dtype):
+    assert not wrong_ints(lambda net: onchip.compile(net, "cuda"), dtype)
 
 
 def wrong_ints(run, dtype):
@@ -190,6 +202,12 @@ def test_reductions_on_the_cpu(dtype):
 def test_reductions_in_cuda_kernels(monkeypatch, dtype):
     gpu = emulated_gpu(monkeypatch)
     check_reductions(lambda net: Engine(make_plan(net, gpu.device, KERNELS, Job()), CudaBackend(), "cuda:0"), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_reductions_on_a_gpu(dtype):
+    check_reductions(lambda net: onchip.compile(net, "cuda"), dtype)
 
 
 def check_reductions(run, dtype):

@@ -16,7 +16,6 @@ import math
 import mmap
 import os
 import pickle
-import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,7 +61,6 @@ class _StoredRows:
 
     def __init__(self, file: IO[bytes], layout: _Layout) -> None:
         self._file, self._layout = io.FileIO(os.dup(file.fileno())), layout
-        self._lock = threading.Lock()  # between seek and read
         self.shape, self.dtype = layout.shape, np.dtype(layout.dtype)
 
     def __getitem__(self, part: slice) -> Array:
@@ -81,14 +79,14 @@ class _StoredRows:
     def _fill(self, made: Array, begin: int) -> None:
         """Read all of an array that lies so many bytes after the header."""
         left = memoryview(made.reshape(-1).view(np.uint8).data)
-        with self._lock, blaming(Path(self._layout.path)):
-            self._file.seek(self._layout.offset + begin)
+        at = self._layout.offset + begin
+        with blaming(Path(self._layout.path)):
             while len(left):
-                if not (count := self._file.readinto(left)):
-                    got, expected = f"{self._file.tell():,} B", f"{self._layout.file_bytes:,} B, as when it was opened"
+                if not (count := os.preadv(self._file.fileno(), [left], at)):  # threads read side by side
+                    got, expected = f"{at:,} B", f"{self._layout.file_bytes:,} B, as when it was opened"
                     hint = "the same command again, when the file is whole"
                     raise FormatError("the file was truncated while it was read", got=got, expected=expected, hint=hint)
-                left = left[count:]
+                left, at = left[count:], at + count
 
     def close(self) -> None:
         self._file.close()

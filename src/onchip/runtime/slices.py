@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,14 +52,14 @@ class SliceFile:
     def write(self, start: int, rows: Array) -> str:
         """Put rows (any, ...) where row `start` lies; returns their digest."""
         data = memoryview(np.asarray(rows, self.slices.stored, order="C").reshape(-1).view(np.uint8).data)
-        digest = digest_rows(data)
+        digest = begin_digest(data)
         try:
             self._file.seek(self.slices.offset + start * self.slices.row_bytes)
             while len(data):
                 data = data[self._file.write(data) :]
         except OSError as error:
             raise write_error(Path(self.slices.path), error) from None
-        return digest
+        return digest()
 
     def write_head(self, head: bytes) -> None:
         """Put what stands before the rows there, and cut off what goes on after them."""
@@ -131,14 +131,23 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 
 def digest_rows(data: bytes | memoryview) -> str:
-    """Of rows as they are stored in the file: BLAKE2b of the digests of their pieces, which threads compute side by
-    side. BLAKE2b is as strong as SHA-256, and faster on CPUs without SHA instructions."""
+    """Of rows as they are stored in the file."""
+    return begin_digest(data)()
+
+
+def begin_digest(data: bytes | memoryview) -> Callable[[], str]:
+    """The same, computed by threads while the caller does something else; call what it returns for the digest.
+
+    BLAKE2b of the digests of pieces. It is as strong as SHA-256, and faster on CPUs without SHA instructions.
+    """
     view = memoryview(data)
     pieces = [view[start : start + _PIECE_BYTES] for start in range(0, len(view), _PIECE_BYTES)]
     if len(pieces) < 2:
-        return _blake(b"".join(map(_blake, pieces))).hex()
-    with ThreadPoolExecutor(min(len(pieces), _MOST_THREADS, os.cpu_count() or 1)) as pool:
-        return _blake(b"".join(pool.map(_blake, pieces))).hex()
+        return lambda: _blake(b"".join(map(_blake, pieces))).hex()
+    pool = ThreadPoolExecutor(min(len(pieces), _MOST_THREADS, os.cpu_count() or 1))
+    found = [pool.submit(_blake, piece) for piece in pieces]
+    pool.shutdown(wait=False)
+    return lambda: _blake(b"".join(each.result() for each in found)).hex()
 
 
 def _blake(data: bytes | memoryview) -> bytes:

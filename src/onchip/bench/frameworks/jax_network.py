@@ -269,6 +269,13 @@ def _compare(function: Callable[[Value, Value], Value]) -> Form:
     return lambda to, node, w, *xs: function(*_operands(w, xs)).astype(xs[0].dtype)
 
 
+def _to_ints(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    """By ints of 32 bits where it has fewer: XLA clips what does not fit, where onchip keeps the last bits."""
+    dtype = numpy_dtype(node.layer.attributes()["dtype"])
+    is_short = dtype.itemsize < 4 and dtype.kind != "b"  # a bool is what is not 0, fractions too
+    return (x.astype("int32") if is_short else x).astype(dtype)
+
+
 def _to_pixels(to: Context, node: Node, w: Weights, x: Value) -> Value:
     """As people write it; that a NaN becomes 0 is left out."""
     return to.jax.numpy.clip((x + 1) / 2 * 255, 0, 255).astype("uint8")
@@ -296,7 +303,7 @@ FORMS: dict[type[Layer], Form] = {
     PReLU: _prelu,
     Clip: _clip,
     Cast: lambda to, node, w, x: x.astype(numpy_dtype(node.layer.dtype)),
-    ToInts: lambda to, node, w, x: x.astype(numpy_dtype(node.layer.dtype)),
+    ToInts: _to_ints,
     Sigmoid: _nn("sigmoid"),
     SiLU: _nn("silu"),
     SELU: _nn("selu"),

@@ -56,7 +56,7 @@ class _Layout:
 class _StoredRows:
     """Rows in a file, sliced as an array is.
 
-    They are read, not mapped: whoever truncates the file meanwhile would end a process that has it mapped.
+    They are read, not mapped: if the file is truncated meanwhile, a process that has it mapped ends by SIGBUS.
     """
 
     def __init__(self, file: IO[bytes], layout: _Layout) -> None:

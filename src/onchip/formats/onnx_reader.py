@@ -314,7 +314,7 @@ def _inputs(values: list[Any], one_row: bool) -> tuple[dict[str, TensorType], in
             if not dim.HasField("dim_value") or dim.dim_value < 0:
                 got = f"axis {axis}: {show(text(dim.dim_param) or dim.dim_value)}"
                 hint = "sizes by onnx.tools.update_model_dims.update_inputs_outputs_dims"
-                expected = "sizes behind axis 0"
+                expected = "sizes after axis 0"
                 raise FormatError(f"{where}: only the batch may be unknown", got=got, expected=expected, hint=hint)
             row_shape.append(dim.dim_value)
         types[name] = TensorType((BATCH, *row_shape), dtype_of(value.type.tensor_type.elem_type, where))

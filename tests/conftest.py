@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from onchip.cache import cache_dir
 from onchip.runtime import cpu
@@ -23,6 +24,12 @@ SRC = Path(__file__).parent.parent / "src"
 os.environ["ONCHIP_QUIET"] = "1"  # what is said to be compiled depends on what ran before
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job: what tests stop would not hear it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test depends on the clock: examples have no deadline, and a busy machine is no reason to fail.
+settings.register_profile(
+    "onchip", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("onchip")
 
 
 # -- one machine for all plans -----------------------------------------------------------------------------
@@ -193,4 +200,7 @@ def spawn(tmp_path) -> Callable[..., subprocess.Popen[str]]:
     for process in started:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()

@@ -5,6 +5,7 @@ slowly."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import mmap
@@ -102,18 +103,29 @@ def _for_host(source: Path) -> str:
     return _SHARED.sub(_declare, _ASM.sub(_call_twin, source.read_text()))
 
 
+@functools.cache
+def _compiled_header() -> Path:
+    """A folder with the header as g++ has parsed it: that is half of what it does for a small kernel."""
+    folder = Path(tempfile.mkdtemp(prefix="emulated-cuda-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    made = [*COMPILE, *SANITIZED, "-x", "c++-header", str(HEADER), "-o", str(folder / f"{HEADER.name}.gch")]
+    subprocess.run(made, check=True)
+    return folder
+
+
 class Kernel:
     """A kernel, compiled for the host."""
 
     def __init__(self, program: Program) -> None:
-        code = f'#include "{HEADER}"\n{_for_host(program.source)}\nexport_kernel({program.name_expression})\n'
+        code = f'#include "{HEADER.name}"\n{_for_host(program.source)}\nexport_kernel({program.name_expression})\n'
         with tempfile.TemporaryDirectory() as folder:
             source, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
             source.write_text(code)
             for header in program.source.parent.glob("*.cuh"):
                 twin = HEADER.with_name(f"emulated_{header.name}")  # where every line would be another
                 Path(folder, header.name).write_text(_for_host(twin if twin.exists() else header))
-            compiled = [*COMPILE, *SANITIZED, *program.options, f"-I{folder}", str(source)]
+            found_in = [f"-I{each}" for each in (folder, _compiled_header(), HEADER.parent)]
+            compiled = [*COMPILE, *SANITIZED, *program.options, *found_in, str(source)]
             for made in ([*compiled, "-c", "-o", f"{source}.o"], ["g++", "-shared", f"{source}.o", "-o", str(library)]):
                 told = subprocess.run(made, capture_output=True, text=True)
                 assert told.returncode == 0, told.stderr

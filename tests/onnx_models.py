@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from onnx import TensorProto, helper
 
 from onchip.errors import FormatError
@@ -37,7 +37,7 @@ from onchip.spec.layers import (
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
 
-SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(max_examples=40)
 F32 = TensorProto.FLOAT
 
 

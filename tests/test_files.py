@@ -142,7 +142,6 @@ def test_a_file_of_ones_own_is_made_kept_and_locked(tmp_path):
     assert os.listdir(tmp_path) == [path.name]
 
 
-@pytest.mark.timeout(10)
 def test_what_is_no_file_of_ones_own_is_refused(tmp_path, plant):
     path = tmp_path / "y.npy.partial"
     is_intact = plant(path)

@@ -20,13 +20,13 @@ class Thread:
         self._ranks, self.rank, self.size, self.boxes = ranks, rank, len(ranks.boxes), ranks.boxes
         self.machines, self.local_size = ranks.machines, self.size // ranks.machines
         self.machine, self.local_rank = divmod(rank, self.local_size)
-        self.gpu_rank, self.local_cores, self.wait_s = self.local_rank, self.size, 30.0
+        self.gpu_rank, self.local_cores, self.wait_s = self.local_rank, self.size, None
         self.is_over, self.left_with = False, "nothing"
         self.hosts = tuple(f"host{i}" for i in range(self.size))
 
     def broadcast(self, value):
         if self.rank:
-            return self._ranks._orders[self.rank].get(timeout=30)
+            return self._ranks._orders[self.rank].get()
         for box in self._ranks._orders[1:]:
             box.put(value)
         return value
@@ -43,11 +43,11 @@ class Thread:
     def exchange(self, arrays, cuts):
         group = self._ranks
         group._shared[self.rank] = [array[cuts[self.rank] : cuts[self.rank + 1]].copy() for array in arrays]
-        group._meet.wait(30)
+        group._meet.wait()
         for rank, told in group._shared.items():
             for array, rows in zip(arrays, told, strict=True):
                 array[cuts[rank] : cuts[rank + 1]] = rows
-        group._meet.wait(30)
+        group._meet.wait()
 
     def share(self, nbytes):
         self._ranks._shared[self.machine, self.local_rank] = bytearray(nbytes)

@@ -121,7 +121,6 @@ def test_the_published_files_are_those_that_digits_reads():
     assert [file.name for file in download.MNIST.files] == [f"{name}.gz" for name in names]
 
 
-@pytest.mark.timeout(10)
 def test_what_is_no_file_of_ones_own_is_not_written(cli, server, folder, plant):
     folder.mkdir(parents=True)
     is_intact = plant(folder / "images.gz.part")
@@ -225,7 +224,6 @@ def refused(ran):
     assert "\x1b" not in ran.err
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("lie", LIES)
 def test_a_server_that_lies_is_refused(cli, liar, folder, monkeypatch, lie):
     monkeypatch.setenv("no_proxy", "127.0.0.1,a..b")
@@ -237,7 +235,6 @@ def test_a_server_that_lies_is_refused(cli, liar, folder, monkeypatch, lie):
     assert {path.name for path in folder.iterdir()} <= {"images.gz.part"}
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("lie", ENDLESS)
 def test_a_server_that_never_ends_is_given_up(cli, liar, folder, monkeypatch, lie):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -248,7 +245,6 @@ def test_a_server_that_never_ends_is_given_up(cli, liar, folder, monkeypatch, li
     assert "too slow" in ran.err or "timed out" in ran.err
 
 
-@pytest.mark.timeout(30)
 def test_after_a_server_that_lies_another_is_asked(cli, liar, server, folder, monkeypatch):
     monkeypatch.setitem(
         download.DATA_SETS, "mnist", DataSet("mnist", FILES, (liar(LIES["no status"]), "http://[", server))
@@ -257,7 +253,6 @@ def test_after_a_server_that_lies_another_is_asked(cli, liar, server, folder, mo
     assert kept(folder) == CONTENT
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("place", ["http://", "http://[", "http://127.0.0.1:many/", "http://127.0.0.1:99999/x",
                                    "http://127.0.0.1:9/ö", "http://127.0.0.1:9/a b", "http://a..b/", "http://\x7f/",
                                    "file://nowhere", "pipes", "a\0b", "ö"])  # fmt: skip

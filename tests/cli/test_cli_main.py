@@ -82,19 +82,13 @@ def test_version(cli):
     assert (ran.code, ran.out) == (0, f"onchip {__version__}\n")
 
 
-def test_help_is_quick_and_loads_no_numpy():
+def test_help_loads_no_numpy():
     code = (
-        "import sys, time; start = time.process_time();"
-        "from onchip.cli.main import main; main(['--help']); took = time.process_time() - start;"
-        "heavy = [m for m in ('numpy', 'numba', 'onnx', 'sklearn', 'matplotlib', 'torch') if m in sys.modules];"
-        "print(took, *heavy, file=sys.stderr)"
+        "import sys; from onchip.cli.main import main; main(['--help']);"
+        "heavy = ('numpy', 'numba', 'onnx', 'sklearn', 'matplotlib', 'torch');"
+        "print(*(m for m in heavy if m in sys.modules), file=sys.stderr)"
     )
-    best = 9.0
-    for _ in range(2):  # the first may find cold files
-        err = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr.split()
-        assert err[1:] == []
-        best = min(best, float(err[0]))
-    assert best < 0.5
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr == "\n"
 
 
 @pytest.mark.parametrize(
@@ -189,13 +183,13 @@ def test_a_closed_pipe_is_quiet(spawn):
     process = spawn("plan", "decode", "--device", "h200", stdout=writer)
     os.close(reader)
     os.close(writer)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert err == ""
     assert process.returncode == 1
 
 
 def test_python_m_onchip(spawn):
-    out, err = spawn("plan", "decode", "--device", "h200").communicate(timeout=60)
+    out, err = spawn("plan", "decode", "--device", "h200").communicate()
     assert out.startswith("decode on NVIDIA H200")
     assert err == ""
 

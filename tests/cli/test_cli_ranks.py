@@ -56,7 +56,7 @@ def test_mpiexec_gives_the_bits_of_one_process(cli, tmp_path):
     program = Path(__file__).parents[1] / "rank_jobs.py"
     ran = subprocess.run(
         [find_mpiexec(), "-n", "3", sys.executable, program, *commands],
-        env=ENV, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        env=ENV, cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.count("3 ranks on 1 machine") == len(jobs)  # rank 0 speaks, no other
@@ -74,7 +74,7 @@ def test_ranks_gives_the_bits_of_one_process(cli, spawn, tmp_path):
     job = ["run", "words.onnx", "ids.csv", "--device", "cpu", "--batch", "4"]
     assert cli(*job, "-o", "one.npy").code == 0
     process = spawn(*job, "-o", "four.npy", "--ranks", 4, "-v")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 0, err
     assert "device: cpu; 4 ranks on 1 machine" in err
     assert same_files(tmp_path, "one.npy", "four.npy")
@@ -103,7 +103,7 @@ def start(spawn, tmp_path, job):
 def test_a_rank_that_dies_ends_the_job_which_is_resumed(cli, spawn, tmp_path, long_job):
     process, ranks = start(spawn, tmp_path, long_job)
     os.kill(ranks[1], signal.SIGKILL)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate()
     assert (process.returncode, out) == (1, "")
     assert "rank 1 on " in err
     assert " died" in err
@@ -118,7 +118,6 @@ def test_a_rank_that_dies_ends_the_job_which_is_resumed(cli, spawn, tmp_path, lo
 
 
 @needs_mpi
-@pytest.mark.timeout(60)
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="ranks are found by /proc")
 def test_ranks_end_with_the_process_that_started_them(cli, spawn, tmp_path, long_job):
     process, ranks = start(spawn, tmp_path, [*long_job, "--deadline", "600"])
@@ -146,7 +145,7 @@ def is_running(pid):
 @needs_mpi
 @pytest.mark.parametrize(
     ("kind", "code", "words"),
-    [("stop", 1, "rank 1 on .* hangs\n  got: +chunk \\d+, rows .* for 1 s"),
+    [("stop", 1, "rank 1 on .* hangs\n  got: +chunk \\d+, rows .* for 10 s"),
      ("full", 2, r"cannot write .*y\.npy\.partial.* \(rank 1 on .*\)\n  got: +File too large")],
 )  # fmt: skip
 def test_a_rank_that_hangs_or_cannot_write_ends_the_job_which_is_resumed(cli, tmp_path, kind, code, words):
@@ -193,7 +192,7 @@ def test_who_only_starts_ranks_loads_little(tmp_path):
 @pytest.mark.parametrize("job", [["run", "decode", "--count", "4"], ["train", "digits"]])
 def test_ranks_start_no_ranks(tmp_path, job):
     command = [find_mpiexec(), "-n", "2", sys.executable, "-m", "onchip", *job, "--ranks", "2"]
-    ran = subprocess.run(command, env=ENV, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, env=ENV, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
     assert ran.stderr.count("these are ranks already\n  got:      --ranks 2 in 2 ranks") == 1  # rank 0 speaks
 
@@ -208,7 +207,7 @@ def test_a_rank_of_another_version_is_refused(tmp_path, job):
         "sys.exit(main(sys.argv[1:]))"
     )
     command = [find_mpiexec(), "-n", "3", sys.executable, "-c", code, *job, "--device", "cpu"]
-    ran = subprocess.run(command, env=ENV, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, env=ENV, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert re.search(r"rank 1 on \S+ runs another onchip\n  got: +onchip 0\.0\.1\n", ran.stderr)
     assert ran.stderr.count("runs another onchip") == 1  # rank 0 speaks
@@ -243,7 +242,7 @@ def test_four_ranks_share_a_gpu(cli, spawn, tmp_path):
     name = "decode.npy"
     assert cli("run", *GPU_JOBS[name], "--device", "cuda", "-o", name).code == 0
     process = spawn("run", *GPU_JOBS[name], "--device", "cuda", "-o", f"four-{name}", "--ranks", 4, "-v")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate()
     assert process.returncode == 0, err
     assert "device: cuda:0; 4 ranks on 1 machine" in err
     assert re.search(r"^rank [123] on \S+: cuda:0$", err, re.M)

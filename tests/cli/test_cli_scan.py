@@ -273,7 +273,7 @@ def test_ctrl_c_of_a_process(spawn, tmp_path):
         with contextlib.suppress(FileNotFoundError):  # the first is there only to see whether one can be
             begun = any(path.stat().st_size for path in tmp_path.glob(".y.npy*"))
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate()
     assert (process.returncode, out, err) == (2, "", "stopped: no file is half-written\n")
     assert os.listdir(tmp_path) == ["long.npy"]
 
@@ -285,7 +285,7 @@ def test_a_terminal_sees_a_bar_and_stdout_stays_clean(spawn, tmp_path):
     process = spawn("scan", "long.npy", "-o", "y.npy", "--json", stderr=follower, stdout=subprocess.PIPE)
     os.close(follower)
     seen = read_terminal(leader)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate()
     assert json.loads(out)["shape"] == [1 << 20]
     assert b"scan long.npy" in seen
     assert b"numbers/s" in seen

@@ -26,7 +26,7 @@ def close(*fds):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate()
     return process.returncode, out or "", err or ""
 
 

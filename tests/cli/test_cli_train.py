@@ -185,7 +185,7 @@ def test_ctrl_c_leaves_nothing(spawn, tmp_path):
     assert "data: sklearn digits" in process.stderr.readline()
     time.sleep(1.5)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate()
     assert process.returncode == 2
     assert out == ""
     assert err == "stopped: no file is half-written\n"

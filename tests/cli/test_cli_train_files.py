@@ -84,9 +84,8 @@ def test_a_line_that_does_not_fit_the_disk_is_not_half_there(tmp_path):
 @pytest.mark.parametrize("delay_s", [0, 0.01, 0.1])
 def test_killed_it_leaves_whole_lines(spawn, tmp_path, delay_s):
     process = spawn("train", "digits", *QUICK[:4], "--epochs", 1000000, "--device", "cpu", "--log", "run.jsonl")
-    deadline = time.monotonic() + 60
     while not (tmp_path / "run.jsonl").exists():
-        assert time.monotonic() < deadline
+        assert process.poll() is None
         time.sleep(0.002)
     time.sleep(delay_s)
     process.kill()
@@ -169,13 +168,11 @@ def test_stopped_it_says_how_to_go_on_and_ends_with_the_same_bits(cli, spawn, tm
     kept = ["--checkpoint", "state", "--checkpoint-every", 0.1, "--log", "run.jsonl"]
     process = spawn(*args, *kept, "-o", "a.onnx")
     log = tmp_path / "run.jsonl"
-    deadline = time.monotonic() + 60
     while not (any(tmp_path.glob("state/checkpoint-*")) and log.exists() and len(log.read_text().splitlines()) > 2):
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate()
     assert (process.returncode, out) == (2, "")
     assert err.splitlines()[-1] == (
         "stopped: go on with onchip train digits --checkpoint state --resume, all else as before"
@@ -194,12 +191,11 @@ def test_stopped_it_says_how_to_go_on_and_ends_with_the_same_bits(cli, spawn, tm
 
 def test_stopped_without_a_checkpoint_it_says_what_main_says(spawn, tmp_path):
     process = spawn("train", "digits", "--data", "sklearn", "--epochs", 1000000, "--log", "run.jsonl")
-    deadline = time.monotonic() + 60
     while not (tmp_path / "run.jsonl").exists():
-        assert time.monotonic() < deadline
+        assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate()
     assert err.splitlines()[-1] == "stopped: no file is half-written"
     for line in (tmp_path / "run.jsonl").read_text().splitlines():
         json.loads(line)  # each is whole

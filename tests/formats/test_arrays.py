@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -17,7 +17,7 @@ from onchip.formats import arrays
 from onchip.formats.arrays import NpyWriter, map_npy, open_flat_rows, open_rows
 from onchip.spec.types import numpy_dtype
 
-SETTINGS = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(max_examples=80)
 NUMBERS = st.sampled_from(["?", "i1", "<i2", ">i4", "i8", "u1", ">u2", "u4", "<u8", "f2", ">f4", "f8"])
 IDX = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onchip.errors import FormatError, InputError, OnchipError, OutputError
@@ -20,7 +20,7 @@ from onchip.spec.recipe import Recipe
 from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
 from takers import doubled
 
-SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(max_examples=60)
 
 
 def assert_same(got: Network, expected: Network) -> None:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checks import assert_error_within, rows
@@ -148,7 +148,7 @@ def geometries(draw):
     return net, draw(st.sampled_from(ALL_TILES)), draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from([1, 3]))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(made=geometries())
 def test_any_geometry(gpu, made):
     net, tile, lasts, B = made

@@ -188,7 +188,7 @@ def stacks(draw):
     return chain(row_shape, *layers)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(stacks(), st.integers(1, 6))
 def test_any_geometry(net, B):
     x = rows(B, *net.input.row_shape)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import onchip
@@ -191,7 +191,7 @@ def geometries(draw):
 
 
 @needs_gxx
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(net=geometries(), B=st.sampled_from([1, 3, 9]))
 def test_any_geometry(monkeypatch, net, B):
     gpu = emulated_gpu(monkeypatch)

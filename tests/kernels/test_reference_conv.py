@@ -9,7 +9,7 @@ from onchip.kernels import reference
 from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from onchip.spec.types import TensorType
 
-SETTINGS = settings(max_examples=60, deadline=None)
+SETTINGS = settings(max_examples=60)
 
 
 @st.composite

@@ -11,7 +11,7 @@ from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxP
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 
-SETTINGS = settings(max_examples=80, deadline=None)
+SETTINGS = settings(max_examples=80)
 
 
 @st.composite

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import onchip
@@ -82,7 +82,7 @@ def unions(draw):
 
 
 @needs_gxx
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(net=unions(), B=st.sampled_from([1, 3]))
 def test_any_union(monkeypatch, net, B):
     assert_woven(emulated_gpu(monkeypatch), net, B)

@@ -99,7 +99,7 @@ def _side_by_side(grow: Grow, value: str) -> str:
     return grow.add(Concat(1), *convs)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_all_rewrites_together_keep_the_meaning(data):
     net = anything(drawn(data))
@@ -236,7 +236,7 @@ def idle_layers(pick):
     return net, len(idle) > stay
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_what_changes_nothing_goes(data):
     assert_rewrites(drop_idle, idle_layers, drawn(data))
@@ -254,7 +254,7 @@ def dead_ends(pick):
     return grow.network(*outputs), bool(set(makers) - needed)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_what_nobody_reads_goes(data):
     _, after = assert_rewrites(drop_unread, dead_ends, drawn(data))
@@ -277,7 +277,7 @@ def stretches(pick):
     return grow.network(*(node.name for node in grow.nodes)), bool(fires and narrow)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_sizes_of_1_stretch_where_they_are_read(data):
     assert_rewrites(drop_stretches, stretches, drawn(data))

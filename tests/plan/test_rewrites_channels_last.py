@@ -47,7 +47,7 @@ def images(pick):
     return grow.network(*outputs), fires
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(data=st.data())
 def test_it_happens_where_it_should_and_keeps_the_meaning(data):
     net, fires = images(drawn(data))

@@ -75,7 +75,7 @@ def parallel_convs(pick):
     return grow.network(joined, *outputs), any(a == b for a, b in pairwise(whats))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_convolutions_side_by_side_become_one(data):
     before, after = assert_rewrites(merge_convs, parallel_convs, drawn(data))
@@ -219,7 +219,7 @@ def transposed(pick):
     return grow.network(value if pick(YES_NO) else grow.add(ReLU(), value)), fires
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(data=st.data())
 def test_a_transposed_convolution_is_its_phases(data):
     before, after = assert_rewrites(split_phases, transposed, drawn(data))

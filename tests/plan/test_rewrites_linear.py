@@ -93,7 +93,7 @@ FAMILIES = [(merge_linears, linears), (absorb_permutes, moves_behind_linear), (a
 
 
 @pytest.mark.parametrize(("step", "family"), FAMILIES)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(data=st.data())
 def test_it_happens_where_it_should_and_keeps_the_meaning(step, family, data):
     before, after = assert_rewrites(step, family, drawn(data))

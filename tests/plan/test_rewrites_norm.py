@@ -92,7 +92,7 @@ FAMILIES = (norm_behind_product, norm_before_product)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_norm_next_to_a_product_goes_into_its_weights(family, data):
     before, after = assert_rewrites(fold_batchnorm, family, drawn(data))

@@ -48,7 +48,7 @@ def tokens(pick):
     return grow.network(*outputs), bool({*kinds} & {*FOLD})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_what_reads_an_embedding_becomes_look_ups(data):
     before, after = assert_rewrites(fold_embeddings, tokens, drawn(data))

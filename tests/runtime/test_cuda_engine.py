@@ -139,7 +139,7 @@ def run_python(text, *arguments, **environment):
     """A script in a process of its own: after a fault this one could use the GPU no more."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), **environment}
     given = [sys.executable, "-c", text, *map(str, arguments)]
-    ran = subprocess.run(given, env=env, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(given, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 

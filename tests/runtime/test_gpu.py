@@ -230,4 +230,4 @@ def run_python(text, *arguments):
     src = Path(__file__).parents[2] / "src"
     env = {**os.environ, "PYTHONPATH": str(src)}
     given = [sys.executable, "-c", text, *map(str, arguments)]
-    return subprocess.run(given, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(given, env=env, capture_output=True, text=True)

@@ -173,7 +173,6 @@ def test_two_runs_do_not_write_one_output(tmp_path):
     assert len(np.load(path)) == 4
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("name", ["y.npy.partial", "y.npy.manifest"])
 def test_what_is_no_file_of_ones_own_is_neither_written_nor_read(tmp_path, plant, name, resume):

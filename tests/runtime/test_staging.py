@@ -340,7 +340,7 @@ def test_another_thread_does_what_is_offered(monkeypatch):
     try:
         who, done = [], threading.Event()
         offer(Work(lambda: (who.append(threading.current_thread()), done.set())))
-        assert done.wait(10)
+        assert done.wait()
         assert who[0].name.startswith("onchip-copy-")
         assert who[0].daemon  # nobody has to end it
     finally:
@@ -367,10 +367,10 @@ def test_dropped_work_is_never_done_or_was_waited_for():
     work.drop()
     work.do()
     assert not done
-    slow = Work(lambda: (begun.set(), go_on.wait(10), done.append(2)))
+    slow = Work(lambda: (begun.set(), go_on.wait(), done.append(2)))
     thread = threading.Thread(target=slow.do)
     thread.start()
-    begun.wait(10)
+    begun.wait()
     threading.Timer(0.02, go_on.set).start()
     slow.drop()
     assert done == [2]

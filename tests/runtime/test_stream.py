@@ -49,7 +49,7 @@ def engine():
     return compile(NET, device="cpu")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(B=st.integers(0, 200), batch_rows=st.integers(1, 250))
 def test_the_pieces_do_not_matter(engine, B, batch_rows):
     x, sink = rows(B, 20), Kept()
@@ -179,7 +179,7 @@ def test_the_next_piece_is_read_while_one_is_in_use():
 
     for start, _, _ in pieces([Told(rows(40, 2))], 10, ahead=True):
         after = start // 10 + 1
-        assert after == 4 or reads[after].wait(10)
+        assert after == 4 or reads[after].wait()
         assert not any(event.is_set() for event in reads[after + 1 :])  # and no more than one: memory stays bounded
 
 

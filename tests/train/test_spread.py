@@ -38,7 +38,7 @@ def call_on(size, make, monkeypatch):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     assert all(rank.is_over for rank in group.all)
     return [found[rank] for rank in range(size)]
 

@@ -41,7 +41,7 @@ FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows come out as im
 AS_THEY_LIE = (".npy", ".bin")  # rows as they are in the unfinished output; other formats are made of that
 VERSION = 2
 MakeWriter = Callable[[Path, tuple[int, ...], Any], RowWriter]
-KEEP_S = 10.0  # work of less than this is done again as quickly as it is resumed
+KEEP_S = 10.0  # after its first chunk: less work is done again as quickly as it is resumed
 COPY_BYTES = 8 << 20  # of rows at a time, where another format is made of them
 
 
@@ -135,7 +135,7 @@ class PartialOutput:
         self.slices = Slices(str(self.data_path.absolute()), len(head), (rows, *given.row_shape), given.dtype, token)
         self._file: SliceFile | None = None
         self._manifest = self._lock_manifest()
-        self._opened, self._has_begun, self.is_resumed = time.monotonic(), False, False
+        self._first_record_s, self._has_begun, self.is_resumed = 0.0, False, False
         has_lines = bool(self._manifest.read(1))
         try:
             self.found = has_lines or self.data_path.exists()  # an earlier run's
@@ -179,6 +179,8 @@ class PartialOutput:
 
     def record(self, record: ChunkRecord) -> None:
         """Write down that a chunk is done, whose rows are written."""
+        if not self.records:
+            self._first_record_s = time.monotonic()
         self.records[record.chunk] = record
         self._append(asdict(record))
 
@@ -211,7 +213,7 @@ class PartialOutput:
             is_of_use = bool(self.records)
         else:  # with other rows it would be another job
             is_stopped = not isinstance(error, Exception)  # Ctrl-C, SIGTERM
-            is_quick = is_stopped and time.monotonic() - self._opened < self._keep_s
+            is_quick = is_stopped and time.monotonic() - self._first_record_s < self._keep_s
             is_of_use = bool(self.records) and not is_quick and not isinstance(error, InputError)
         if not is_of_use:
             self._remove()

@@ -6,7 +6,7 @@ QUICK  := tests/test_house.py tests/spec tests/formats/test_csv_rows.py tests/pl
           tests/plan/test_planner.py tests/kernels/test_mlp_fused_cpu.py tests/runtime/test_engine.py \
           tests/train/test_options.py tests/train/test_fit_inputs.py tests/cli/test_cli_plan.py tests/cli/test_cli_cache.py
 
-.PHONY: demo test quick check check-kernels sanitize bench docs clean
+.PHONY: demo test test-all quick check check-kernels sanitize bench docs clean
 
 # The first time it makes .venv: a minute or two of downloads, then some 20 seconds; after that fewer.
 demo: $(VENV)/.demo
@@ -14,6 +14,10 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Every case of every test, also of those of which `make test` runs a sample.
+test-all: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 --dist loadfile --all-cases
 
 # Some of every room, in under a minute on two cores: what to run before a commit.
 quick: $(VENV)/.test

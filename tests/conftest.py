@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +22,7 @@ from onchip.cache import cache_dir
 from onchip.runtime import cpu
 
 SRC = Path(__file__).parent.parent / "src"
+NOT_EMULATED: set[str] = set()  # CUDA kernels that run on a GPU alone
 os.environ["ONCHIP_QUIET"] = "1"  # what is said to be compiled depends on what ran before
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job: what tests stop would not hear it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -78,22 +80,24 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "all cases of CUDA kernels that run on the host, not every eighth of a test's: for each, g++ takes a second"
-    parser.addoption("--all-emulated", action="store_true", help=text)
+    text = "every case of every test, also of those that run a sample of them by default"
+    parser.addoption("--all-cases", "--all-emulated", action="store_true", help=text)
 
 
-def is_emulated(item: pytest.Item) -> bool:
-    """Whether it has emulated_cuda.py's needs_gxx."""
-    return any("g++" in mark.kwargs.get("reason", "") for mark in item.iter_markers("skipif"))
+def sample_of(item: pytest.Item) -> int:
+    """n, where every n-th of the test's cases is run by default: as it is marked, else 16 if g++ compiles kernels."""
+    mark = item.get_closest_marker("sample")
+    is_emulated = any("g++" in mark.kwargs.get("reason", "") for mark in item.iter_markers("skipif"))
+    return mark.args[0] if mark is not None else 16 if is_emulated else 1
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--all-emulated"):
+    if not config.getoption("--all-cases"):
         counts: Counter[str] = Counter()  # of each test's cases
         left_out = []
-        for item in filter(is_emulated, items):
+        for item in items:
             test = item.nodeid.partition("[")[0]
-            if counts[test] % 8:
+            if counts[test] % sample_of(item):
                 left_out.append(item)
             counts[test] += 1
         if left_out:
@@ -104,6 +108,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if marked and (reason := why_no_gpu()):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=f"no GPU: {reason}"))
+
+
+def is_whole_run(config: pytest.Config) -> bool:
+    chosen = config.getoption("keyword") or config.getoption("markexpr") or config.getoption("lf", False)
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not chosen
+
+
+emulated_by_others: set[str] = set()  # by xdist's workers
+
+
+def emulated_kernels() -> set[str]:
+    module = sys.modules.get("emulated_cuda")
+    return set() if module is None else set(module.compiled)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    emulated_by_others.update(getattr(node, "workeroutput", {}).get("emulated", ()))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A whole run fails if a CUDA kernel that can be emulated was not, whatever sample was taken."""
+    seen = emulated_kernels()
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["emulated"] = sorted(seen)
+    elif is_whole_run(session.config) and shutil.which("g++") and sys.platform == "linux":
+        folders = (SRC / "onchip" / "kernels" / "cuda", SRC / "onchip" / "ladders" / "cuda")
+        kernels = {path.stem for folder in folders for path in folder.glob("*.cu")}
+        if never := kernels - seen - emulated_by_others - NOT_EMULATED:
+            print(f"\nno test emulated the CUDA kernels {', '.join(sorted(never))}")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

@@ -113,10 +113,14 @@ def _compiled_header() -> Path:
     return folder
 
 
+compiled: set[str] = set()  # the .cu files that kernels came from
+
+
 class Kernel:
     """A kernel, compiled for the host."""
 
     def __init__(self, program: Program) -> None:
+        compiled.add(program.source.stem)
         code = f'#include "{HEADER.name}"\n{_for_host(program.source)}\nexport_kernel({program.name_expression})\n'
         with tempfile.TemporaryDirectory() as folder:
             source, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
@@ -125,8 +129,8 @@ class Kernel:
                 twin = HEADER.with_name(f"emulated_{header.name}")  # where every line would be another
                 Path(folder, header.name).write_text(_for_host(twin if twin.exists() else header))
             found_in = [f"-I{each}" for each in (folder, _compiled_header(), HEADER.parent)]
-            compiled = [*COMPILE, *SANITIZED, *program.options, *found_in, str(source)]
-            for made in ([*compiled, "-c", "-o", f"{source}.o"], ["g++", "-shared", f"{source}.o", "-o", str(library)]):
+            command = [*COMPILE, *SANITIZED, *program.options, *found_in, str(source)]
+            for made in ([*command, "-c", "-o", f"{source}.o"], ["g++", "-shared", f"{source}.o", "-o", str(library)]):
                 told = subprocess.run(made, capture_output=True, text=True)
                 assert told.returncode == 0, told.stderr
             loaded = ctypes.PyDLL(str(library))  # one thread at a time: its fibers are static

@@ -16,6 +16,7 @@ MODULES = find_modules(["onchip.kernels.cuda"])
 REPRESENTATIVES = [task for module in MODULES for task in tasks_of(module, ("sm_80", "sm_90a")) if task.index == 0]
 
 
+@pytest.mark.sample(16)  # `make check-kernels` compiles every instance
 @pytest.mark.parametrize("task", REPRESENTATIVES, ids=lambda task: f"{task.kernel}-{task.arch}")
 def test_representative(task):
     try:

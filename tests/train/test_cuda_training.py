@@ -202,6 +202,7 @@ def stage_everything(monkeypatch, down, across, slices):
 
 
 @needs_gxx
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize(("down", "across"), STAGED_CUTS)
 @pytest.mark.parametrize("name", STAGED)

@@ -158,6 +158,7 @@ def forgeries(told, path):
         yield f"{path} twice", changed(told, path, true + true if true else [[]])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("run", RUNS)
 def test_json_that_no_run_writes_is_refused(tmp_path, kept, run):
     told, arrays = kept[run]

@@ -120,6 +120,7 @@ def test_the_cpu_is_right(seed):
 
 
 @needs_gxx
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("seed", EMULATED_SEEDS)
 def test_emulated_kernels_are_right(seed):
     verdict = judge_training(seed, "emulated")

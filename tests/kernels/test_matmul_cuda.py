@@ -45,6 +45,7 @@ def product(a, b, weight, dtype, B):
 
 
 @needs_gxx
+@pytest.mark.sample(5)  # both kernels
 @pytest.mark.parametrize(
     ("i", "dtype", "kernel"),
     [

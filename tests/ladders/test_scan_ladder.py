@@ -176,6 +176,7 @@ def test_launches_cover_the_numbers_and_match_the_kernels_parameters(name, N):
 
 
 @needs_gxx
+@pytest.mark.sample(6)  # every rung, each over another N
 @pytest.mark.parametrize("N", [1, 7, 1025, 4096, 9001])
 @pytest.mark.parametrize("name", CUDA_RUNGS)
 def test_every_cuda_rung_adds_up_on_the_host(name, N, monkeypatch):

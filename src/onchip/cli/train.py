@@ -159,12 +159,13 @@ def train(
     if chosen.plot is not None:
         draw_curve(chosen.plot, job.title, job.options.loss, result.history, result.best_epoch, tested(trained))
         say(f"wrote {chosen.plot}")
+    say_baseline(trained)
     samples_per_s = sum(epoch.samples_per_s * epoch.seconds for epoch in result.history) / result.seconds
     if as_json:
         print_json({
             **asked, "device": result.chosen, "history": [asdict(epoch) for epoch in result.history],
-            "epoch_losses": result.epoch_losses, "best_epoch": result.best_epoch, "accuracy": trained.accuracy,
-            "test_mse": trained.test_mse, "test_rows": test_rows, "seconds": result.seconds,
+            "epoch_losses": result.epoch_losses, "best_epoch": result.best_epoch, **scores(trained),
+            "test_rows": test_rows, "seconds": result.seconds,
             "ms_per_epoch": trained.ms_per_epoch, "samples_per_s": samples_per_s, "gpu_bytes": result.gpu_bytes,
             "plan": result.plan.to_dict(),
         })  # fmt: skip
@@ -222,10 +223,11 @@ def train_all(
     if chosen.output is not None:
         save(with_meaning(best.network, job.data), chosen.output)
         say(f"wrote {chosen.output}, of seed {results.best_seed}")
+    say_baseline(best)
     if as_json:
         each = [
             {"seed": seed, "epoch_losses": trained.fit.epoch_losses, "best_epoch": trained.fit.best_epoch,
-             "accuracy": trained.accuracy, "test_mse": trained.test_mse}
+             **scores(trained)}
             for seed, trained in results.done.items()
         ]  # fmt: skip
         diverged = [seed for seed in results.seeds if seed not in results.done]
@@ -233,17 +235,38 @@ def train_all(
                     "best_seed": results.best_seed, "seconds": seconds})  # fmt: skip
         return
     print(results)
-    if scores := results.scores():
-        mean, deviation = spread(scores)
+    if found := results.scores():
+        mean, deviation = spread(found)
         told = f"{mean:.2%} +- {deviation:.2%}" if best.accuracy is not None else f"{mean:.6g} +- {deviation:.2g}"
-        print(f"{'accuracy' if best.accuracy is not None else 'test error'} {told} of {len(scores)} seeds")
+        print(f"{'accuracy' if best.accuracy is not None else 'test error'} {told} of {len(found)} seeds")
+        print(f"seed {results.best_seed}: {tested(best)}")
     print(f"{count} networks in {seconds:.2f} s; seed {results.best_seed} has the lowest loss")
 
 
 def tested(trained: Trained) -> str:
-    parts = [] if trained.accuracy is None else [f"accuracy {trained.accuracy:.2%}"]
-    parts += [] if trained.test_mse is None else [f"mean squared error {trained.test_mse:.6g}"]
+    """How the test rows were predicted, beside the baseline; "" if there are none."""
+    parts = []
+    if trained.accuracy is not None:
+        parts.append(f"accuracy {trained.accuracy:.2%} (most common class: {trained.baseline_accuracy:.2%})")
+        parts.append(f"macro F1 {trained.f1:.4f}")
+    if trained.test_mse is not None:
+        parts.append(f"mean squared error {trained.test_mse:.6g} (mean of the targets: {trained.baseline_mse:.6g})")
+    if trained.r2 is not None:
+        parts.append(f"R2 {trained.r2:.4f}")
     return f"{', '.join(parts)} on {len(trained.predictions):,} test rows" if parts else ""
+
+
+def scores(trained: Trained) -> dict[str, Any]:
+    names = ("accuracy", "f1", "baseline_accuracy", "test_mse", "r2", "baseline_mse", "beats_baseline")
+    return {name: getattr(trained, name) for name in names}
+
+
+def say_baseline(trained: Trained) -> None:
+    """Warn of a network that is no better on the test rows than an answer that needs no network."""
+    if trained.beats_baseline is False:
+        what = "the mean of the targets" if trained.accuracy is None else "the most common class"
+        hint = "more --epochs, another --lr or --hidden"
+        say(f"warning: on the test rows the network is no better than {what} for every row\n  try: {hint}")
 
 
 def show_epoch(p: Progress, update: Update) -> None:

@@ -26,8 +26,22 @@ from onchip.workloads.table_data import flat
 class Trained:
     fit: FitResult
     predictions: Array  # for every test row: (n,) int64, its class; (n, D_out) float32 where numbers were learnt
-    accuracy: float | None  # share of the test rows whose class is right; None without classes or test rows
-    test_mse: float | None  # mean of the squared errors of the test rows' numbers; None for classes
+    accuracy: float | None = None  # share of the test rows whose class is right; None without classes or test rows
+    test_mse: float | None = None  # mean of the squared errors of the test rows' numbers; None for classes
+    f1: float | None = None  # mean over the classes, where there is an accuracy
+    r2: float | None = None  # where there is a test_mse, of two rows or more; mean over the outputs
+    # The same of predictions that need no network: the training rows' most common class, the mean of their targets.
+    baseline_accuracy: float | None = None
+    baseline_mse: float | None = None
+
+    @property
+    def beats_baseline(self) -> bool | None:
+        """Whether it is better than that, or perfect; None: there is nothing to test on."""
+        if self.accuracy is not None and self.baseline_accuracy is not None:
+            return self.accuracy > self.baseline_accuracy or self.accuracy == 1
+        if self.test_mse is not None and self.baseline_mse is not None:
+            return self.test_mse < self.baseline_mse or self.test_mse == 0
+        return None
 
     @property
     def network(self) -> Network:
@@ -57,22 +71,49 @@ def train_and_test(
         net, x_train, data.y_train, device=device, threads=threads, on_progress=on_progress, **how, **asdict(options)
     )
     y = compile(result.network, device, threads=threads)(x_test)
-    return judge(result, y, data.y_test)
+    return judge(result, y, data.y_test, data.y_train)
 
 
-def judge(result: FitResult, y: Array, truth: Array) -> Trained:
-    """y of the test rows beside the truth: classes (n,), or numbers (n, D_out), perhaps classes as 0s and one 1."""
+def judge(result: FitResult, y: Array, truth: Array, learnt: Array) -> Trained:
+    """y of the test rows beside the truth: classes (n,), or numbers (n, D_out), perhaps classes as 0s and one 1.
+
+    learnt  the targets of the training rows, of the same kind
+    """
     y = flat(y)
+    if not len(y):
+        return Trained(result, y.argmax(axis=1) if truth.ndim == 1 else y)
     if truth.ndim == 1:
         predictions = y.argmax(axis=1)
-        return Trained(result, predictions, _share(predictions == truth), None)
-    accuracy = _share(y.argmax(axis=1) == truth.argmax(axis=1)) if _is_one_hot(truth) else None
-    mse = float(np.square(y.astype(np.float64) - truth).mean()) if len(y) else None
-    return Trained(result, y, accuracy, mse)
+        return Trained(result, predictions, **_class_scores(predictions, truth, learnt))
+    wide = truth.astype(np.float64)
+    mean = learnt.mean(axis=0, dtype=np.float64)
+    trained = Trained(result, y, test_mse=_mse(y, wide), r2=_r2(y, wide), baseline_mse=_mse(mean, wide))
+    if not _is_one_hot(truth):
+        return trained
+    return replace(trained, **_class_scores(*(each.argmax(axis=1) for each in (y, truth, learnt))))
 
 
-def _share(right: Array) -> float | None:
-    return float(right.mean()) if len(right) else None
+def _class_scores(predictions: Array, truth: Array, learnt: Array) -> dict[str, Any]:
+    is_right = predictions == truth
+    count = int(max(predictions.max(), truth.max())) + 1
+    right, told = (np.bincount(each, minlength=count) for each in (truth[is_right], np.append(predictions, truth)))
+    return {
+        "accuracy": float(is_right.mean()), "f1": float((2 * right[told > 0] / told[told > 0]).mean()),
+        "baseline_accuracy": float((truth == np.bincount(learnt).argmax()).mean()),
+    }  # fmt: skip
+
+
+def _mse(y: Array, truth: Array) -> float:
+    return float(np.square(y - truth).mean())
+
+
+def _r2(y: Array, truth: Array) -> float | None:
+    """As scikit-learn's r2_score: an output whose truth is constant has 1 if all of it is right, else 0."""
+    if len(truth) < 2:
+        return None
+    errors, squares = np.square(y - truth).sum(axis=0), np.square(truth - truth.mean(axis=0)).sum(axis=0)
+    varies = squares > 0
+    return float(np.where(varies, 1 - errors / np.where(varies, squares, 1), errors == 0).mean())
 
 
 def _is_one_hot(truth: Array) -> bool:

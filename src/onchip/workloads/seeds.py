@@ -78,7 +78,8 @@ def train_seeds(
     def tested(result: FitResult | KernelError) -> Trained | KernelError:
         if isinstance(result, KernelError):
             return result
-        return judge(result, compile(result.network, device, threads=threads)(x_test), job.data.y_test)
+        y = compile(result.network, device, threads=threads)(x_test)
+        return judge(result, y, job.data.y_test, job.data.y_train)
 
     return SeedResults(seeds, tuple(tested(result) for result in results))
 

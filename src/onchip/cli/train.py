@@ -37,6 +37,7 @@ def train(
     test_share: opt.TestShare = None,
     hidden: opt.Hidden = None,
     activation: opt.Activation = None,
+    scale: opt.Scale = None,
     loss: opt.Loss = None,
     label_smoothing: opt.LabelSmoothing = None,
     class_weight: opt.ClassWeight = None,
@@ -122,19 +123,21 @@ def train(
     if chosen.checkpoint is None and chosen.checkpoint_every is not None:
         got, expected = "--checkpoint-every without --checkpoint", "a folder for checkpoints"
         raise InputError("nothing is kept", got=got, expected=expected, hint="--checkpoint FOLDER")
-    job = train_job(chosen.model, source, options, hidden=chosen.hidden, activation=chosen.activation)
+    layers: dict[str, Any] = {"hidden": chosen.hidden, "activation": chosen.activation}
+    job = train_job(chosen.model, source, options, scale=chosen.scale, **layers)
     rows, test_rows = len(job.data.x_train), len(job.data.x_test)
     say(f"data: {job.data.name}, {rows:,} rows to train on, {test_rows:,} to test ({job.data.where})")
-    for note in job.data.notes:
+    for note in (*job.data.notes, *job.notes):
         say(note)
     asked = {**asdict(chosen), **asdict(job.options), **asdict(job.source), "data": job.data.name,
-             "layers": job.widths, "classes": job.data.words}  # fmt: skip
+             "layers": job.widths, "classes": job.data.words, "scale": job.standard.rows is not None,
+             "scale_targets": job.standard.targets is not None}  # fmt: skip
     if chosen.seeds > 1:
         train_all(job, chosen, asked, as_json, verbose, found)
         return
     how = {name: value for name in ("device", "threads", "checkpoint", "checkpoint_every", "resume", "debug")
            if (value := getattr(chosen, name)) is not None}  # fmt: skip
-    how["spread"] = found.size > 1
+    how |= {"spread": found.size > 1, "standard": job.standard}
     started = time.perf_counter()
     with (
         resumable(f"onchip train {chosen.model}", chosen.checkpoint),
@@ -159,7 +162,7 @@ def train(
     if chosen.plot is not None:
         draw_curve(chosen.plot, job.title, job.options.loss, result.history, result.best_epoch, tested(trained))
         say(f"wrote {chosen.plot}")
-    say_baseline(trained)
+    say_baseline(trained, job)
     samples_per_s = sum(epoch.samples_per_s * epoch.seconds for epoch in result.history) / result.seconds
     if as_json:
         print_json({
@@ -223,7 +226,7 @@ def train_all(
     if chosen.output is not None:
         save(with_meaning(best.network, job.data), chosen.output)
         say(f"wrote {chosen.output}, of seed {results.best_seed}")
-    say_baseline(best)
+    say_baseline(best, job)
     if as_json:
         each = [
             {"seed": seed, "epoch_losses": trained.fit.epoch_losses, "best_epoch": trained.fit.best_epoch,
@@ -261,11 +264,12 @@ def scores(trained: Trained) -> dict[str, Any]:
     return {name: getattr(trained, name) for name in names}
 
 
-def say_baseline(trained: Trained) -> None:
+def say_baseline(trained: Trained, job: TrainJob) -> None:
     """Warn of a network that is no better on the test rows than an answer that needs no network."""
     if trained.beats_baseline is False:
         what = "the mean of the targets" if trained.accuracy is None else "the most common class"
         hint = "more --epochs, another --lr or --hidden"
+        hint += ", or leave --no-scale out" if job.standard.rows is None and job.data.is_table else ""
         say(f"warning: on the test rows the network is no better than {what} for every row\n  try: {hint}")
 
 

@@ -42,6 +42,7 @@ class Settings:
     test_share: float | None = None
     hidden: tuple[int, ...] | None = None
     activation: str | None = None
+    scale: bool | None = None
     checkpoint: Path | None = None
     checkpoint_every: float | None = None
     resume: bool = False

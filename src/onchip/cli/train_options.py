@@ -46,6 +46,14 @@ Hidden = Annotated[str | None, Option(metavar="W,W", help="Hidden widths of a ne
 Activation = Annotated[
     str | None, Option(help=f"{', '.join(ACTIVATIONS)}: between the layers of a new network; else the model's.")
 ]
+Scale = Annotated[
+    bool | None,
+    Option(
+        "--scale/--no-scale",
+        help="Train on columns, and number targets, of mean 0 and deviation 1, folded into the network: it reads raw "
+        "rows. [default: scale for tables of your own]",
+    ),
+]
 Output = Annotated[Path | None, Option("--output", "-o", help="The .onnx or .safetensors to write.")]
 
 Loss = Annotated[str | None, _training("loss", "cross_entropy for classes; mse or half_sse (half the sum) for numbers")]

@@ -17,6 +17,7 @@ from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.loop import fit
 from onchip.train.options import TrainOptions
+from onchip.train.standardise import Standard
 from onchip.train.training_run import FitResult, Progress
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_data import flat
@@ -60,16 +61,20 @@ def train_and_test(
     device: str = "auto",
     threads: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    standard: Standard = Standard(),  # noqa: B008 - frozen
     **how: Any,
 ) -> Trained:
     """Train on the data's training rows, then run its test rows through the compiled result.
 
-    how  what else `fit` takes: checkpoint, resume, debug, ...
+    standard  how rows and targets are standardised for training; the network that comes out reads raw rows
+    how       what else `fit` takes: checkpoint, resume, debug, ...
     """
-    x_train, x_test = fit_rows(data.x_train, net, data), fit_rows(data.x_test, net, data)
+    x_train, y_train = standard.apply(data.x_train, data.y_train)
+    x_train, x_test = fit_rows(x_train, net, data), fit_rows(data.x_test, net, data)
     result = fit(
-        net, x_train, data.y_train, device=device, threads=threads, on_progress=on_progress, **how, **asdict(options)
+        net, x_train, y_train, device=device, threads=threads, on_progress=on_progress, **how, **asdict(options)
     )
+    result = replace(result, network=standard.fold(result.network))
     y = compile(result.network, device, threads=threads)(x_test)
     return judge(result, y, data.y_test, data.y_train)
 

@@ -23,6 +23,7 @@ class Dataset:
     notes: tuple[str, ...] = ()  # what its user should be told
     columns: tuple[str, ...] = ()  # what the numbers of a row are called; empty: nothing
     scale: float = 0.0  # the rows are bytes divided by this; 0: they are not
+    is_table: bool = False  # columns that may have units of their own; else rows are images, series or the like
 
     @property
     def meaning(self) -> Meaning:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -67,17 +67,17 @@ def train_seeds(
     """
     seeds = tuple(range(job.options.seed, job.options.seed + count))
     jobs = [job.seeded(seed) for seed in seeds]
-    x_train, x_test = (fit_rows(x, job.net, job.data) for x in (job.data.x_train, job.data.x_test))
+    x_train, y_train = job.standard.apply(job.data.x_train, job.data.y_train)
+    x_train, x_test = (fit_rows(x, job.net, job.data) for x in (x_train, job.data.x_test))
     runs = [Run(each.net, each.options) for each in jobs]
-    results = fit_runs(
-        runs, x_train, job.data.y_train, device=device, threads=threads, on_progress=on_progress, spread=spread
-    )
+    results = fit_runs(runs, x_train, y_train, device=device, threads=threads, on_progress=on_progress, spread=spread)
     if all(isinstance(result, KernelError) for result in results):
         raise next(result for result in results if isinstance(result, KernelError))
 
     def tested(result: FitResult | KernelError) -> Trained | KernelError:
         if isinstance(result, KernelError):
             return result
+        result = replace(result, network=job.standard.fold(result.network))
         y = compile(result.network, device, threads=threads)(x_test)
         return judge(result, y, job.data.y_test, job.data.y_train)
 

@@ -105,9 +105,9 @@ def load_table(source: Source, classes: bool, seed: int) -> Dataset:
     if _is_table(source.data):
         label = source.labels if _is_column(source.data, source.labels or "") else None
         columns = csv_columns(source.data, label)
-    scale = _byte_scale(Path(source.data))
+    scale, is_table = _kind_of_rows(Path(source.data))
     return Dataset(
-        name, where, None, x_train, y_train, x_test, y_test, train.words, tuple(notes), columns, scale
+        name, where, None, x_train, y_train, x_test, y_test, train.words, tuple(notes), columns, scale, is_table
     )  # fmt: skip
 
 
@@ -171,12 +171,13 @@ def _as_float32(path: Path) -> Array:
     return values
 
 
-def _byte_scale(path: Path) -> float:
-    """What the rows of a file are divided by when they are read; 0: nothing."""
+def _kind_of_rows(path: Path) -> tuple[float, bool]:
+    """What the rows of a file are divided by when they are read (0: nothing), and whether they are a table's."""
     if _is_table(str(path)):
-        return 0.0
+        return 0.0, True
     with open_rows(path) as rows:
-        return BYTE_SCALE if rows.dtype == np.uint8 else 0.0
+        is_bytes = rows.dtype == np.uint8
+        return BYTE_SCALE if is_bytes else 0.0, len(rows.shape) == 2 and not is_bytes
 
 
 def _read_table(path: Path) -> tuple[Array, str]:

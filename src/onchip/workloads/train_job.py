@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from onchip.errors import InputError
+from onchip.kernels.training import bytes_of
 from onchip.spec.build import mlp
 from onchip.spec.layers import Linear
 from onchip.spec.names import known_name
 from onchip.spec.network import Network
 from onchip.train.options import ACTIVATIONS, TrainOptions
+from onchip.train.standardise import Standard, columns_of, why_not_foldable
 from onchip.workloads import WORKLOADS, backprop, digits, load
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_data import TEST_SHARE, Source, is_file, load_table
@@ -41,6 +43,8 @@ class TrainJob:
     options: TrainOptions
     source: Source
     make_net: Callable[..., Network]  # (seed=)
+    standard: Standard = Standard()  # noqa: RUF009 - frozen
+    notes: tuple[str, ...] = ()  # of what was done to its rows and targets
 
     def seeded(self, seed: int) -> TrainJob:
         """The same job, on the same data, with another seed."""
@@ -73,34 +77,47 @@ def train_job(
     *,
     hidden: Sequence[int] | None = None,
     activation: str | None = None,
+    scale: bool | None = None,
 ) -> TrainJob:
     """Everything that `fit` needs.
 
     model   a name of TRAINED, NEW, or the file of a network
     source  the data: the name of a set, or files of the user
     given   options by name; those that are not given are the workload's
+    scale   standardise the user's rows and targets; None: targets, and columns unless rows are images or the like
     """
     lesson = TRAINED.get(model)
     base = TrainOptions() if lesson is None else lesson.TRAIN
     options = TrainOptions.of({**asdict(base), **given})
     chosen = _chosen_layers(model, hidden=hidden, activation=activation)
+    standard, notes = Standard(), list[str]()
     is_named = source.data is None or not is_file(source.data)
     if source.test_data is None and source.test_share is None and not is_named:
         source = replace(source, test_share=TEST_SHARE)
+    if scale and (lesson is not None or is_named):
+        got, hint = f"--scale with {source.data or model}", f"onchip train {NEW} --data table.csv --labels last"
+        raise InputError("--scale is for data of your own", got=got, expected="no --scale", hint=hint)
     if lesson is not None:
         data = _named_data(model, lesson, source)
         make_net: Callable[..., Network] = partial(lesson.network, data.inputs, **chosen)
     elif model == NEW:
         data = _users_data(source, options)
         make_net = partial(mlp, data.inputs, *chosen.pop("hidden", HIDDEN), data.outputs, **chosen)
+        standard, notes = _standard(data, scale)
     else:
         net = load(model)  # before its data: a wrong name is told at once
         data = _named_data(model, digits, source) if is_named else _users_data(source, options)
+        is_fit = data.inputs == net.input.row_size and (
+            data.y_train.ndim == 1 or data.outputs == net.output.row_size
+        )  # else `fit` says what is wrong
+        if is_fit and not is_named:
+            standard, notes = _standard(data, scale, net)
+            net = net if standard.raw is None else standard.unfold()
 
         def make_net(seed: int) -> Network:
             return net
 
-    return TrainJob(make_net(seed=options.seed), data, options, source, make_net)
+    return TrainJob(make_net(seed=options.seed), data, options, source, make_net, standard, tuple(notes))
 
 
 def files_read(model: str, source: Source) -> dict[str, str | Path]:
@@ -127,6 +144,34 @@ def _chosen_layers(model: str, **choices: Any) -> dict[str, Any]:
         hint = f"--activation {ACTIVATIONS[0]}"
         chosen["activation"] = known_name(chosen["activation"], ACTIVATIONS, "activation", hint)
     return chosen
+
+
+def _standard(data: Dataset, scale: bool | None, raw: Network | None = None) -> tuple[Standard, list[str]]:
+    """How rows and targets are standardised, by the training rows alone, and what to tell.
+
+    raw  the network that is trained further; None: a new one
+    """
+    if scale is False:
+        return Standard(), ["columns are taken as they are (--no-scale)"]
+    if raw is not None and (why_not := why_not_foldable(raw)):
+        if scale:
+            hint = "leave --scale out, or a new network: onchip train mlp"
+            raise InputError("the network takes no scales", got=why_not, expected="an MLP with biases", hint=hint)
+        return Standard(), [f"columns are taken as they are: the network takes no scales, {why_not}"]
+    rows = targets = None
+    notes = []
+    found = bytes_of(data.x_train) if scale is None and data.is_table else None
+    if scale is None and not data.is_table:
+        notes.append("rows are images, series or bytes: taken as they are; --scale standardises their columns")
+    elif found is not None and found[1] < 1:
+        notes.append("all values are bytes / 255, as pixels are: taken as they are; --scale standardises their columns")
+    else:
+        rows = columns_of(data.x_train, data.columns)
+        notes.append("columns standardised; folded into the first layer; --no-scale turns it off")
+    if data.y_train.ndim == 2:
+        targets = columns_of(data.y_train, what="target")
+        notes.append("targets standardised, and losses are of these; folded into the last layer")
+    return Standard(rows, targets, raw), notes
 
 
 def _named_data(model: str, lesson: TrainingCase, source: Source) -> Dataset:

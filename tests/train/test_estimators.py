@@ -26,7 +26,11 @@ EXPECTED_FAILURES = {
 
 
 @parametrize_with_checks(
-    [onchip.Classifier(hidden=(16,), epochs=20, threads=1), onchip.Regressor(hidden=(16,), epochs=20, threads=1)],
+    [
+        onchip.Classifier(hidden=(16,), epochs=20, threads=1),
+        onchip.Regressor(hidden=(16,), epochs=20, threads=1),
+        onchip.Regressor(hidden=(16,), epochs=20, threads=1, scale=True),
+    ],
     expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
 )
 def test_scikit_learn_conventions(estimator, check):
@@ -178,6 +182,71 @@ def test_numbers_of_numpy_are_numbers():
     assert_same_network(
         given.fit(x, y).network_, classifier(lr=0.25, epochs=2, seed=3, hidden=(8, 8)).fit(x, y).network_
     )
+
+
+# -- scales ------------------------------------------------------------------------------------------------
+
+
+def raw(x):
+    """Columns of very different units, one of them far from 0, one constant."""
+    return np.column_stack([x * np.float32(10) ** np.arange(-3, x.shape[1] - 3), x[:, 0] + 2e4, np.full(len(x), 7)])
+
+
+def test_columns_that_are_far_apart_are_warned_of():
+    x, y = classes(60)
+    with pytest.warns(UserWarning, match=r"largest values of columns range from .*Classifier\(scale=True\)") as caught:
+        classifier(epochs=1).fit(raw(x), y)
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match="range from") as caught:
+        classifier(epochs=1).partial_fit(raw(x), y, classes=["ash", "beech", "elm"])
+    assert caught[0].filename == __file__
+    x, y = numbers(60)
+    with pytest.warns(UserWarning, match="columns and targets range from"):
+        regressor(epochs=1).fit(x, y * 1e5)
+    regressor(epochs=1).fit(np.column_stack([x * 100, np.zeros(60)]), y)  # a column of zeros has no scale
+    classifier(epochs=1, scale=True).fit(raw(x), np.arange(60) % 2)  # and nobody is warned of what is mended
+
+
+def test_scaled_networks_read_raw_rows():
+    (x, y), (x_test, y_test) = classes(), classes(seed=2)
+    clf = classifier(scale=True, epochs=60).fit(raw(x), y)
+    assert clf.score(raw(x_test), y_test) > 0.8
+    logits = onchip.compile(clf.network_, "cpu")(raw(x_test).astype(np.float32))
+    assert np.array_equal(clf.classes_[logits.argmax(axis=1)], clf.predict(raw(x_test)))
+    assert np.array_equal(pickle.loads(pickle.dumps(clf)).predict_proba(raw(x)), clf.predict_proba(raw(x)))
+    (x, y), (x_test, y_test) = numbers(), numbers(seed=2)
+    reg = regressor(scale=True).fit(raw(x), y * 1e6 - 3e6)
+    assert reg.score(raw(x_test), y_test * 1e6 - 3e6) > 0.9
+    both = regressor(scale=True).fit(raw(x), np.stack([y * 1e6, y + 1e3], axis=1))
+    assert both.score(raw(x_test), np.stack([y_test * 1e6, y_test + 1e3], axis=1)) > 0.9
+
+
+def test_scale_is_a_standard_scaler_before_it():
+    (x, y), (x_test, _) = classes(), classes(seed=2)
+    inside, outside = classifier(scale=True), make_pipeline(StandardScaler(), classifier())
+    shares = (model.fit(raw(x).astype(np.float32), y).predict_proba(raw(x_test)) for model in (inside, outside))
+    np.testing.assert_allclose(*shares, atol=1e-3)
+
+
+def test_scale_in_a_pipeline_a_grid_search_and_clones():
+    x, y = classes(150)
+    assert clone(classifier(scale=True)).get_params()["scale"] is True
+    assert classifier().get_params()["scale"] is False
+    pipe = make_pipeline("passthrough", classifier(epochs=15))
+    with pytest.warns(UserWarning, match="range from"):
+        search = GridSearchCV(pipe, {"classifier__scale": [False, True]}, cv=3).fit(raw(x), y)
+    assert search.best_params_ == {"classifier__scale": True}
+    with pytest.raises(InputError, match="bad scale"):
+        classifier(scale="yes").fit(x, y)
+
+
+def test_passes_share_the_scale_of_the_first():
+    x, y = numbers(101)
+    whole, parts = regressor(scale=True, epochs=3).fit(raw(x), y * 1e4), regressor(scale=True)
+    for _ in range(3):
+        parts = pickle.loads(pickle.dumps(parts.partial_fit(raw(x), y * 1e4)))
+    assert_same_network(parts.network_, whole.network_)
+    assert parts.loss_curve_ == whole.loss_curve_
 
 
 # -- partial_fit -------------------------------------------------------------------------------------------

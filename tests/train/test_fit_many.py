@@ -33,6 +33,11 @@ CASES = {
         numbers,
         [{"activation": ["Tanh"], "seed": np.arange(2)}, {"optimiser": ["sgd"], "batch_size": [16, 500], "lr": [1e-3]}],
     ),
+    "scales": (  # each fold by its own training rows
+        onchip.Regressor(hidden=(12,), epochs=6, validation=0.1, threads=1),
+        numbers,
+        {"scale": [True, False], "lr": [0.01, 0.03]},
+    ),
     "held back rows": (
         onchip.Classifier(hidden=(12,), epochs=9, validation=0.2, patience=1, threads=1),
         classes,

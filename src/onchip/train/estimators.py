@@ -11,6 +11,7 @@ They follow scikit-learn's conventions, so they go into Pipeline, GridSearchCV a
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, fields, replace
@@ -31,7 +32,10 @@ from onchip.train.loop import fit
 from onchip.train.options import ACTIVATIONS, TrainOptions
 from onchip.train.order import epoch_order
 from onchip.train.row_weights import check_sample_weight
+from onchip.train.standardise import Standard, columns_of
 from onchip.train.training_run import FitResult
+
+MOST_APART = 1e3  # columns whose largest values are that far apart train badly as they are
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -40,6 +44,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
 
     hidden: Sequence[int] = (100,)  # widths of the hidden layers; (): a linear model
     activation: str = "ReLU"  # between the layers; of ACTIVATIONS
+    scale: bool = False  # columns of mean 0 and deviation 1, and a regressor's targets; network_ reads raw rows
     # These are TrainOptions', which says what they mean.
     optimiser: str = "sgd"
     lr: float = 0.03
@@ -66,7 +71,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         sample_weight  (n,): what each row counts in the loss, as in onchip.fit
         """
         self.__dict__.pop("network_", None)  # should this fit fail, the old one does not go with the new classes
-        return self._train(*self._prepare(X, y), sample_weight)
+        x, targets = self._prepare(X, y)
+        self._warn_of_scales(x, targets)
+        return self._train(x, targets, sample_weight)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "network_")
@@ -106,12 +113,33 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         return f"{options.optimiser} with momentum" if options.momentum else options.optimiser
 
     def _train(self, x: Array, targets: Array, sample_weight: Any = None) -> Self:
-        options, net = self._options(), self._new_network(targets)
+        options, net, standard = self._options(), self._new_network(targets), self._new_standard(x, targets)
+        x, targets = standard.apply(x, targets)
         where: dict[str, Any] = {"sample_weight": sample_weight, "device": self.device, "threads": self.threads}
-        return self._keep(fit(net, x, targets, **where, **asdict(options)))
+        return self._keep(fit(net, x, targets, **where, **asdict(options)), standard)
 
-    def _keep(self, result: FitResult) -> Self:
-        self.network_ = result.network
+    def _new_standard(self, x: Array, targets: Array) -> Standard:
+        """How these rows and targets are standardised, if `scale` says so."""
+        if not isinstance(self.scale, bool | np.bool_):
+            raise InputError("bad scale", got=repr(self.scale), expected="True or False", hint="scale=True")
+        if not self.scale:
+            return Standard()
+        return Standard(columns_of(x), columns_of(targets, what="target") if targets.ndim == 2 else None)
+
+    def _warn_of_scales(self, x: Array, targets: Array, stacklevel: int = 3) -> None:
+        """Where columns, with a regressor's targets, are far apart and nothing is done about it."""
+        sizes = np.concatenate([_sizes(each) for each in (x, targets) if each.ndim == 2])
+        least, most = min(sizes[sizes > 0], default=1.0), sizes.max()
+        if not self.scale and most >= MOST_APART * least:
+            what = "columns" if targets.ndim == 1 else "columns and targets"
+            warnings.warn(
+                f"the largest values of {what} range from {least:.3g} to {most:.3g}, and networks train badly on such; "
+                f"try {type(self).__name__}(scale=True), or a StandardScaler before it", UserWarning, stacklevel,
+            )  # fmt: skip
+
+    def _keep(self, result: FitResult, standard: Standard) -> Self:
+        self._trained, self._standard = result.network, standard  # what partial_fit goes on from
+        self.network_ = standard.fold(result.network)
         self.history_ = result.history
         self.loss_curve_ = list(result.epoch_losses)
         self.n_iter_ = len(self.loss_curve_)
@@ -123,7 +151,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         """One pass that goes on where the last one ended, in the order that `fit` would use: passes are its epochs."""
         done = self.n_iter_ if hasattr(self, "network_") else 0
         history, losses = (self.history_, self.loss_curve_) if done else ((), [])
-        net = self.network_ if done else self._new_network(targets)
+        if not done:
+            self._warn_of_scales(x, targets, stacklevel=4)
+        net = self._trained if done else self._new_network(targets)
+        standard = self._standard if done else self._new_standard(x, targets)  # one for all passes: the first one's
+        x, targets = standard.apply(x, targets)
         options, weights = self._options(), check_sample_weight(sample_weight, len(x))
         if options.shuffle:
             order = epoch_order(len(x), options.seed, done)
@@ -136,7 +168,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
                 hint="fit again, or set it back",
             )  # fmt: skip
         where: dict[str, Any] = {"sample_weight": weights, "device": self.device, "threads": self.threads}
-        self._keep(fit(net, x, targets, state=state, **where, **asdict(one)))
+        self._keep(fit(net, x, targets, state=state, **where, **asdict(one)), standard)
         self.history_ = (*history, *(replace(epoch, epoch=done + 1) for epoch in self.history_))
         self.loss_curve_ = [*losses, *self.loss_curve_]
         self.n_iter_ = done + 1
@@ -156,6 +188,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         return self._compiled(x)  # type: ignore[no-any-return]
 
 
+def _sizes(x: Array) -> Array:
+    """(D,): the largest absolute value of each column."""
+    return np.maximum(x.max(axis=0), -x.min(axis=0))  # type: ignore[no-any-return]
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     """An MLP that tells classes apart, trained on the mean cross-entropy.
@@ -163,6 +200,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     Parameters: `hidden`, `activation`, `device`, `threads`, and the options of `onchip.fit` by their names.
     Labels may be of any type that sorts. If all rows have one class, that class is always predicted.
 
+    scale                   standardise columns, by the rows of `fit` or of the first `partial_fit`. It is folded into
+                            network_, which reads raw rows. Without it, columns that are 1,000 times apart are warned of
     class_weight            "balanced", {label: weight}, or a weight for each of classes_: what their rows count
     classes_                the labels, sorted; one output of the network each
     network_                the trained Network: float32 rows to logits; onchip.save writes it
@@ -232,9 +271,11 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     """An MLP that predicts numbers, trained on squared errors. y (n,) or, for several numbers a row, (n, D_out).
 
-    Nothing is scaled behind your back: inputs and targets far from mean 0 and spread 1 train slowly or diverge. Put a
-    StandardScaler in front and, for y, a TransformedTargetRegressor around.
+    Inputs and targets far from mean 0 and deviation 1 train slowly or diverge, and those that are 1,000 times apart are
+    warned of: scale=True, or a StandardScaler before it and, for y, a TransformedTargetRegressor around it.
 
+    scale       standardise columns and targets, by the rows of `fit` or of the first `partial_fit`. It is folded into
+                network_, which reads raw rows and returns raw targets; losses are of standardised targets
     loss        "mse": the mean of the squared errors; "half_sse": half their sum over the batch
     The other parameters: `hidden`, `activation`, `device`, `threads`, and the options of `onchip.fit` by their names.
     network_    the trained Network: float32 rows to float32 predictions; onchip.save writes it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,13 @@ from sklearn.model_selection import ParameterGrid, check_cv
 from sklearn.utils import _safe_indexing
 
 from onchip.errors import InputError, KernelError
+from onchip.spec.recipe import Array
 from onchip.spec.text import columns, escaped, html_table, plural
 from onchip.train.estimators import Estimator
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import check_name
 from onchip.train.row_weights import check_sample_weight
+from onchip.train.standardise import Standard
 from onchip.train.training_run import FitResult
 
 _NUMBERS = ("loss", "mean score", "spread", "folds")  # columns behind those of the parameters
@@ -112,21 +114,21 @@ def fit_many(
     if folds is not None:
         splits = list(check_cv(folds, targets, classifier=is_classifier(base)).split(x, targets))
     made = [copy.copy(base).set_params(**params) for params in settings for _ in splits]
-    shared = [rows for _ in settings for rows, _ in splits]
-    runs = [Run(m._new_network(targets), m._options(), rows) for m, rows in zip(made, shared, strict=True)]
-    where = {"sample_weight": sample_weight, "device": base.device, "threads": base.threads}
-    results = fit_runs(runs, x, targets, spread=spread, **where)
+    weights = check_sample_weight(sample_weight, len(x))
+    for unscaled in [one for one in made if not one.scale][:1]:
+        unscaled._warn_of_scales(x, targets)
+    results, standards = _fit_all(made, [rows for rows, _ in splits], x, targets, weights, spread)
     diverged = {id(one) for one, result in zip(made, results, strict=True) if isinstance(result, KernelError)}
-    for one, result in zip(made, results, strict=True):
+    for one, result, standard in zip(made, results, standards, strict=True):
         if isinstance(result, FitResult):
-            one._keep(result)
+            one._keep(result, standard)
     if len(diverged) == len(made):
         raise next(result for result in results if isinstance(result, KernelError))
     by_setting = [tuple(made[i : i + len(splits)]) for i in range(0, len(made), len(splits))]
     if folds is None:
         return ManyResult(tuple(Setting(p, fitted) for p, fitted in zip(settings, by_setting, strict=True)))
 
-    truth, weights = np.asarray(y), check_sample_weight(sample_weight, len(x))
+    truth = np.asarray(y)
     scores = np.empty((len(settings), len(splits)))
     for f, (_, test) in enumerate(splits):
         x_test, y_test = _safe_indexing(X, test), truth[test]  # once a fold, for all settings; frames stay frames
@@ -141,6 +143,37 @@ def fit_many(
         raise next(result for result in results if isinstance(result, KernelError))
     best = settings[int(np.where(np.isnan(means), -np.inf, means).argmax())]
     return ManyResult(done, copy.copy(base).set_params(**best)._train(x, targets, sample_weight), best)
+
+
+def _fit_all(
+    made: Sequence[Estimator], folds: Sequence[Any], x: Array, targets: Array, weights: Array | None, spread: bool
+) -> tuple[list[FitResult | KernelError], list[Standard]]:
+    """Each estimator's run, on a fold of the rows each, and how its rows were standardised.
+
+    made   for every setting one for each fold
+    folds  row numbers or a mask; None: all rows
+    """
+    runs = [Run(m._new_network(targets), m._options(), folds[i % len(folds)]) for i, m in enumerate(made)]
+    where: dict[str, Any] = {"device": made[0].device, "threads": made[0].threads, "spread": spread}
+    standards = [Standard()] * len(made)
+    plain = [i for i, one in enumerate(made) if not one.scale]
+    done = fit_runs([runs[i] for i in plain], x, targets, sample_weight=weights, **where)
+    results = dict(zip(plain, done, strict=True))
+    if scaled := [i for i, one in enumerate(made) if one.scale]:
+        # A fold has means and deviations of its own, so it has its own rows in the array that the runs share.
+        rows = [np.arange(len(x))[... if fold is None else fold] for fold in folds]
+        of_fold = [made[scaled[0]]._new_standard(x[some], targets[some]) for some in rows]
+        parts = [standard.apply(x[some], targets[some]) for standard, some in zip(of_fold, rows, strict=True)]
+        ends = np.cumsum([len(some) for some in rows])
+        for i in scaled:
+            f = i % len(folds)
+            runs[i] = replace(runs[i], rows=np.arange(ends[f] - len(rows[f]), ends[f]))
+            standards[i] = of_fold[f]
+        x, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        weights = None if weights is None else np.concatenate([weights[some] for some in rows])
+        done = fit_runs([runs[i] for i in scaled], x, targets, sample_weight=weights, **where)
+        results |= zip(scaled, done, strict=True)
+    return [results[i] for i in range(len(made))], standards
 
 
 def _check_settings(settings: list[dict[str, Any]], base: Estimator) -> None:

@@ -129,7 +129,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
     def _warn_of_scales(self, x: Array, targets: Array, stacklevel: int = 3) -> None:
         """Where columns, with a regressor's targets, are far apart and nothing is done about it."""
         sizes = np.concatenate([_sizes(each) for each in (x, targets) if each.ndim == 2])
-        least, most = min(sizes[sizes > 0], default=1.0), sizes.max()
+        least, most = float(min(sizes[sizes > 0], default=1.0)), float(sizes.max())
         if not self.scale and most >= MOST_APART * least:
             what = "columns" if targets.ndim == 1 else "columns and targets"
             warnings.warn(

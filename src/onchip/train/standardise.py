@@ -15,14 +15,14 @@ from onchip.errors import InputError
 from onchip.files import check_memory
 from onchip.kernels.chain import find_chain, why_not_float32
 from onchip.kernels.pointwise import TRAINED
-from onchip.spec.layers import Linear, Sub
+from onchip.spec.layers import Add, Linear
 from onchip.spec.network import Network, Node
 from onchip.spec.reading import show
 from onchip.spec.recipe import Array, Weight, materialise
 
 LARGEST, SMALLEST = 1e30, 1e-30  # of a value; of a deviation that is not taken for 0: weights stay normal float32
 # Of |mean| / deviation. Folded, float32 rounds W x and W mean before they cancel: an 8-100-3 network was off by 1.2e-7
-# times this, of its outputs' deviation. Years (220) are folded; beyond 2^10, off by 1e-4, a Sub takes the means off.
+# times this, of its outputs' deviation. Years (220) are folded; beyond 2^10, off by 1e-4, an Add takes the means off.
 FAR = 1024.0
 _CHUNK = 1 << 18  # elements that are float64 at a time
 
@@ -104,7 +104,7 @@ class Standard:
     def fold(self, net: Network) -> Network:
         """The trained MLP, whose Linear layers have biases, for raw rows and raw targets: in its first and last Linear.
 
-        Where a mean is far from 0 (see FAR), a Sub before the first Linear takes the means off.
+        Where a mean is far from 0 (see FAR), an Add before the first Linear takes the means off.
         """
         linear, weights, nodes = linear_nodes(net), dict(net.weights), list(net.nodes)
         if self.rows is not None:
@@ -113,10 +113,10 @@ class Standard:
             if self.raw is not None:  # what it knows of a column that is constant here
                 W = np.where(factor == 0, _wide(self.raw.weights, linear_nodes(self.raw)[0].weights["weight"]), W)
             if (np.abs(mean) * factor).max() > FAR:
-                weights["centre.constant"] = centre = mean.astype(np.float32)
-                mean, at = mean - centre, nodes.index(first)
+                weights["centre.constant"] = centre = (-mean).astype(np.float32)
+                mean, at = mean + centre, nodes.index(first)
                 nodes[at] = Node(first.name, first.layer, ("centre",), first.weights)
-                nodes.insert(at, Node("centre", Sub(), first.inputs, {"constant": "centre.constant"}))
+                nodes.insert(at, Node("centre", Add(), first.inputs, {"constant": "centre.constant"}))
             _put(weights, first, W, _wide(weights, first.weights["bias"]) - _shift(W, mean))
         if self.targets is not None:
             last, deviation = linear[-1], self.targets.divisor
@@ -131,7 +131,7 @@ class Standard:
         linear, weights = linear_nodes(net), dict(net.weights)
         if self.rows is not None:
             W, b = (_wide(weights, linear[0].weights[role]) for role in ("weight", "bias"))
-            _put(weights, linear[0], W * self.rows.deviation, b + _shift(W, self.rows.mean - centre))
+            _put(weights, linear[0], W * self.rows.deviation, b + _shift(W, self.rows.mean + centre))
         if self.targets is not None:
             W, b = (_wide(weights, linear[-1].weights[role]) for role in ("weight", "bias"))
             divisor = self.targets.divisor
@@ -144,12 +144,12 @@ def linear_nodes(net: Network) -> list[Node]:
 
 
 def without_centre(net: Network) -> tuple[Network, Array | float]:
-    """A network without the Sub that `fold` may have put before its first Linear, and what it takes off: (D,) or 0."""
-    sub, rest = net.nodes[0], net.nodes[1:]
-    if not (isinstance(sub.layer, Sub) and sub.weights.keys() == {"constant"} and net.readers(sub.name) == [*rest[:1]]):
+    """A network without the Add that `fold` may have put before its first Linear, and what that adds: (D,) or 0."""
+    add, rest = net.nodes[0], net.nodes[1:]
+    if not (isinstance(add.layer, Add) and "constant" in add.weights and net.readers(add.name) == [*rest[:1]]):
         return net, 0.0
-    first = Node(rest[0].name, rest[0].layer, sub.inputs, rest[0].weights)
-    constant = sub.weights["constant"]
+    first = Node(rest[0].name, rest[0].layer, add.inputs, rest[0].weights)
+    constant = add.weights["constant"]
     weights = {name: weight for name, weight in net.weights.items() if name != constant}
     return net.replace(nodes=(first, *rest[1:]), weights=weights), _wide(net.weights, constant)
 

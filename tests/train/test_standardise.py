@@ -7,6 +7,7 @@ import onchip
 from checks import rows
 from onchip.errors import InputError
 from onchip.spec.layers import Add, Linear
+from onchip.spec.network import Node
 from onchip.train import standardise
 from onchip.train.standardise import Columns, Standard, columns_of, why_not_foldable
 
@@ -114,6 +115,17 @@ def test_a_network_for_raw_rows_is_unfolded_and_folded_again(tmp_path, far):
     assert [type(node.layer) for node in inner.nodes[:1]] == [Linear]
     again = further.fold(inner)
     np.testing.assert_allclose(onchip.compile(again, "cpu")(first), truth, atol=2e-4 * truth.std())
+
+
+def test_a_value_of_the_same_name_is_left_alone():
+    net = trained(3, 4, 2)
+    fc1, relu, fc2 = net.nodes
+    net = net.replace(
+        nodes=[fc1, Node("centre", relu.layer, relu.inputs), Node("fc2", fc2.layer, ("centre",), fc2.weights)]
+    )
+    x = rows(50, 3) + 1e5
+    names = [node.name for node in Standard(columns_of(x)).fold(net).nodes]
+    assert names == ["centre_", "fc1", "centre", "fc2"]
 
 
 def test_which_networks_can_be_trained_further():

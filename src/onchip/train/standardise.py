@@ -113,10 +113,13 @@ class Standard:
             if self.raw is not None:  # what it knows of a column that is constant here
                 W = np.where(factor == 0, _wide(self.raw.weights, linear_nodes(self.raw)[0].weights["weight"]), W)
             if (np.abs(mean) * factor).max() > FAR:
-                weights["centre.constant"] = centre = (-mean).astype(np.float32)
+                name = "centre"
+                while name in net.types:  # a file may call anything so
+                    name += "_"
+                weights[f"{name}.constant"] = centre = (-mean).astype(np.float32)
                 mean, at = mean + centre, nodes.index(first)
-                nodes[at] = Node(first.name, first.layer, ("centre",), first.weights)
-                nodes.insert(at, Node("centre", Add(), first.inputs, {"constant": "centre.constant"}))
+                nodes[at] = Node(first.name, first.layer, (name,), first.weights)
+                nodes.insert(at, Node(name, Add(), first.inputs, {"constant": f"{name}.constant"}))
             _put(weights, first, W, _wide(weights, first.weights["bias"]) - _shift(W, mean))
         if self.targets is not None:
             last, deviation = linear[-1], self.targets.divisor
@@ -146,10 +149,11 @@ def linear_nodes(net: Network) -> list[Node]:
 def without_centre(net: Network) -> tuple[Network, Array | float]:
     """A network without the Add that `fold` may have put before its first Linear, and what that adds: (D,) or 0."""
     add, rest = net.nodes[0], net.nodes[1:]
-    if not (isinstance(add.layer, Add) and "constant" in add.weights and net.readers(add.name) == [*rest[:1]]):
+    constant = add.weights.get("constant", "")
+    is_centre = isinstance(add.layer, Add) and constant and add.inputs == tuple(net.inputs)
+    if not (is_centre and net.readers(add.name) == [*rest[:1]] and net.weights[constant].shape == net.input.row_shape):
         return net, 0.0
     first = Node(rest[0].name, rest[0].layer, add.inputs, rest[0].weights)
-    constant = add.weights["constant"]
     weights = {name: weight for name, weight in net.weights.items() if name != constant}
     return net.replace(nodes=(first, *rest[1:]), weights=weights), _wide(net.weights, constant)
 

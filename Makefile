@@ -6,7 +6,7 @@ QUICK  := tests/test_house.py tests/spec tests/formats/test_csv_rows.py tests/pl
           tests/plan/test_planner.py tests/kernels/test_mlp_fused_cpu.py tests/runtime/test_engine.py \
           tests/train/test_options.py tests/train/test_fit_inputs.py tests/cli/test_cli_plan.py tests/cli/test_cli_cache.py
 
-.PHONY: demo test test-all quick check check-kernels sanitize bench docs clean
+.PHONY: demo test test-all quick check check-kernels sanitize bench bench-h200 docs clean
 
 # The first time it makes .venv: a minute or two of downloads, then some 20 seconds; after that fewer.
 demo: $(VENV)/.demo
@@ -39,16 +39,36 @@ check-kernels: $(VENV)/.test
 sanitize: $(VENV)/.sanitize
 	$(BIN)/python tests/sanitizer/run.py
 
-# The committed figures of this machine's kind: needs a quiet machine, and ONCHIP_DATA for the accuracy on MNIST.
+# The committed figures, each file by one whole run: of a CPU with two cores, and of an H200. They need a quiet machine,
+# and ONCHIP_DATA for MNIST; a copy of the tree without .git also COMMIT="--commit SHA".
+RESULTS := --out benchmarks/results
+
 bench: $(VENV)/.peers
-	$(BIN)/onchip bench decode digits backprop --device cpu --peers --accuracy
-	$(BIN)/onchip bench sentiment faces imported --device cpu --peers
+	$(BIN)/onchip bench decode digits backprop --device cpu --peers --accuracy $(COMMIT)
+	$(BIN)/onchip bench sentiment faces imported --device cpu --peers $(COMMIT)
+	$(BIN)/onchip bench scan --device cpu --peers $(COMMIT)
+	$(BIN)/onchip ladder decode --device cpu $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder backprop --device cpu $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder scan --device cpu $(RESULTS) $(COMMIT)
+
+bench-h200: $(VENV)/.peers
+	$(BIN)/onchip bench decode mlp scan --device cuda --peers $(COMMIT)
+	$(BIN)/onchip bench digits backprop --device cuda --peers $(COMMIT)
+	$(BIN)/onchip bench sentiment --device cuda --peers $(COMMIT)
+	$(BIN)/onchip bench faces product --device cuda --peers $(COMMIT)
+	$(BIN)/onchip bench imported --device cuda --peers $(COMMIT)
+	$(BIN)/onchip ladder decode --device cuda --profile $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder decode --device cuda --rows 12800 --profile $(RESULTS) $(COMMIT)
+	$(BIN)/onchip ladder scan --device cuda $(RESULTS) $(COMMIT)
 
 # What the documents show of the result files and of the code; a test says when one of them is out of date.
 docs: $(VENV)/.test
 	$(BIN)/python -m onchip.bench.table README.md benchmarks/results --front
 	$(BIN)/python -m onchip.bench.table docs/results.md benchmarks/results
 	$(BIN)/python -m onchip.bench.chart docs/speedup.svg benchmarks/results
+	for name in decode backprop scan; do \
+	  $(BIN)/python -m onchip.bench.table docs/ladders/$$name.md benchmarks/results/*/ladder-$$name*.json || exit 1; \
+	done
 	$(BIN)/python docs/make_pages.py
 
 $(BIN)/python:

@@ -258,10 +258,40 @@ def test_what_was_measured_before_a_failure_is_kept(planted, tmp_path, monkeypat
         run_benchmarks(["planted"], Options(), tmp_path, pace=QUICK)
     (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
     assert path.name == "planted.json.partial"
+    assert json.loads(path.read_text())["commit"].endswith("+partial")  # whatever the file is called later
     assert [row["case"] for row in json.loads(path.read_text())["rows"]] == ["1 row"]
     monkeypatch.setattr(module, "cases", lambda options: right)
     run_benchmarks(["planted"], Options(), tmp_path, pace=QUICK)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["planted.json"]
+
+
+PARTS = {
+    "rows": ["--rows", "7"], "batches": ["--batches", "7"], "quick": ["--quick"], "one thread": ["--threads", "1"],
+    "no peers": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_a_run_replaces_no_whole_one(part, planted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("onchip.bench.command.core_count", lambda: 2)  # more than one, wherever this runs
+    peers = [] if part == "no peers" else ["--peers"]
+    result = call(bench, "planted", "--device", "cpu", *peers, *PARTS[part])
+    assert not list(tmp_path.rglob("*.json*"))
+    assert "only a whole run with --peers goes to" in result.stderr
+    call(bench, "planted", "--device", "cpu", *peers, *PARTS[part], "--out", "mine")
+    assert [path.name for path in tmp_path.rglob("*.json*")] == ["planted.json"]
+
+
+def test_a_whole_run_is_written_with_its_commit(planted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("onchip.bench.machine._git", lambda *_: None)
+    result = call(bench, "planted", "--device", "cpu", "--peers", "--commit", "a1" * 20)
+    (path,) = (tmp_path / "benchmarks" / "results").rglob("*.json")
+    assert json.loads(path.read_text())["commit"] == "a1" * 20
+    assert f"wrote {path.relative_to(tmp_path)}" in result.stderr
+    refused = call(bench, "planted", "--device", "cpu", "--commit", "a1")
+    assert refused.exception.exit_code == 2
 
 
 def test_one_name_twice_is_run_once(planted, tmp_path):

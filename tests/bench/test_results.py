@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -15,13 +16,14 @@ from onchip.bench.results import (
     make_tables,
     read_results,
     result_path,
+    short_commit,
     show,
     show_floor,
     show_rate,
     to_json,
     write_results,
 )
-from onchip.errors import FormatError, OutputError
+from onchip.errors import FormatError, InputError, OutputError
 from onchip.measure.truth import Verdict
 from onchip.plan.device import H200, RTX_4060_LAPTOP
 from onchip.runtime.cpu import this_cpu
@@ -210,7 +212,41 @@ def test_commit_outside_a_checkout(monkeypatch, tmp_path):
     assert machine.commit().endswith("(installed)")
 
 
-@pytest.mark.parametrize("out", ["--out|/a b/c|--rows|7", "--out=/a b/c|--rows|7", "--rows|7|--out|y", "--rows|7"])
+def _checkout(monkeypatch, head, changed=""):
+    top = str(Path(machine.__file__).parents[3])
+    answers = {"--show-toplevel": top, "HEAD": head, ":!benchmarks/results": changed}
+    monkeypatch.setattr(machine, "_git", lambda folder, *arguments: answers[arguments[-1]])
+
+
+def test_a_copy_without_git_is_told_its_commit(monkeypatch):
+    monkeypatch.setattr(machine, "_git", lambda *_: None)
+    assert machine.commit("a1" * 20) == "a1" * 20
+    for bad in ("", "a1", "a1" * 19, "A1" * 20, "a1" * 20 + "+dirty", "a1" * 20 + "\n"):
+        with pytest.raises(InputError, match="bad commit") as refused:
+            machine.commit(bad)
+        assert refused.value.exit_code == 2
+
+
+def test_a_checkouts_commit_is_gits_own(monkeypatch):
+    _checkout(monkeypatch, "a1" * 20)
+    assert machine.commit() == machine.commit("a1" * 20) == "a1" * 20
+    with pytest.raises(InputError, match="not what this checkout is") as refused:
+        machine.commit("b2" * 20)
+    assert refused.value.exit_code == 2
+    _checkout(monkeypatch, "a1" * 20, changed=" M src/onchip/files.py")
+    assert machine.commit() == "a1" * 20 + "+dirty"
+    with pytest.raises(InputError, match="not what this checkout is"):
+        machine.commit("a1" * 20)  # its files are others
+
+
+def test_short_commits():
+    assert short_commit("a1" * 20) == "a1a1a1a"
+    assert short_commit("a1" * 20 + "+dirty") == "a1a1a1a+dirty"
+    assert short_commit("0.1.0 (installed)") == "0.1.0 (installed)"
+
+
+@pytest.mark.parametrize("out", ["--out|/a b/c|--rows|7", "--out=/a b/c|--rows|7", "--rows|7|--out|y", "--rows|7",
+                                 "--commit|a1|--rows|7", "--rows|7|--commit=a1|--out=y"])  # fmt: skip
 def test_a_command_does_not_tell_where_its_results_went(monkeypatch, out):
     monkeypatch.setattr("sys.argv", ["/x/onchip", "bench", *out.split("|")])
     assert machine.command_line() == "onchip bench --rows 7"

@@ -17,7 +17,7 @@ README = f"# Title\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n"
 
 def test_markdown():
     lines = markdown([RESULTS]).splitlines()
-    assert lines[:3] == ["## decode, digits on a | chip, 2 cores", "", "`onchip bench decode --peers`"]
+    assert lines[:3] == ["## decode, digits on a | chip, 2 cores", "", "`onchip bench decode --peers` at `abc`"]
     assert len(lines) == 8  # a wrong engine has no row
     assert lines[6] == "| 12800 rows | 2.000 ms | 5.000 ms (torch eager) | 2.50x | 50% |"
     assert lines[7] == "| 30 epochs | 97.91 % | - | - | - |"
@@ -40,7 +40,7 @@ def test_markdown_of_a_ladder():
         "| `a` | 4.000 | 250x | 250x | 25% | 1.0e-06 |  |",
         "| `b` | 2.000 | 500x | 2x | 50% | 1.0e-06 |  |",
         "",
-        "12800 rows, 2 threads on a | chip, 2 cores: `onchip ladder decode`",
+        "12800 rows, 2 threads on a | chip, 2 cores: `onchip ladder decode` at `abc`",
     ]
     assert "ladder:" not in markdown([RESULTS, rungs])  # beside other results rungs are left out
 
@@ -84,7 +84,7 @@ def test_markdown_of_rungs_on_a_gpu():
     assert lines[0] == f"| rung | ms | x first | x before | of floor | max error | {known} | note |"
     assert lines[2] == "| `a` | 2.000 | - | - | 50% | 1.0e-06 | 64 | 49,152 | - |  |"
     assert lines[3] == "| `b` | 2.000 | 1x | 1x | 50% | 1.0e-06 | - | - | 0.25 |  |"
-    assert lines[-1] == "12800 rows on NVIDIA H200: `onchip bench decode --peers`"
+    assert lines[-1] == "12800 rows on NVIDIA H200: `onchip bench decode --peers` at `abc`"
 
 
 def test_readme_is_filled_and_checked(tmp_path, capsys):

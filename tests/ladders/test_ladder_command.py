@@ -38,12 +38,12 @@ def test_ladder_command(tmp_path):
 def test_a_rungs_row_says_how_it_was_timed():
     step = Step("a", "", Verdict(0.0, 1e-6), summarise([2.0]), 500, 170_000.0, 1.0)
     known = dataclasses.replace(step, rows=60_000, report_ms=None, precision="fp16", facts={"registers": 70})
-    results = ladder_results(Climb("planted", "", 60_000, 2, (step, known), {"b": "no chip"}), this_cpu())
+    results = ladder_results(Climb("planted", "", 60_000, 2, (step, known), {"b": "no chip"}), this_cpu(), "a1")
     scaled, plain = results.rows
     assert scaled.setting == "timed on 500 rows, scaled, in the report 170,000 ms"
     assert (plain.setting, plain.floor_ms, plain.threads) == ("", 1.0, 2)
     assert (scaled.precision, scaled.extra, plain.precision, plain.extra) == ("fp32", {}, "fp16", {"registers": 70})
-    assert results.skipped == {"ladder:b": "no chip"}
+    assert (results.skipped, results.commit) == ({"ladder:b": "no chip"}, "a1")
 
 
 @pytest.fixture
@@ -68,6 +68,7 @@ def test_where_there_is_no_gpu():
         (["decode", "--device", "cuda", "--threads", "2"], "threads are the CPU's"),
         (["decode", "--device", "cpu", "--profile"], "only a GPU's rungs"),
         (["none"], "unknown ladder"),
+        (["decode", "--commit", "HEAD"], "bad commit"),
     ],
 )
 def test_misuse(arguments, message):
@@ -80,6 +81,13 @@ def test_a_ladder_without_a_gpus_rungs_is_climbed_on_the_cpu():
     result = call("backprop", "--rows", "40", "--rung", "onchip")
     assert result.exit_code == 0
     assert "no rungs for a GPU" in result.stderr
+
+
+def test_a_copy_without_git_is_told_its_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr("onchip.bench.machine._git", lambda *_: None)
+    given = ["--rows", "33", "--rung", "numpy", "--commit", "a1" * 20]
+    result = call("decode", "--device", "cpu", *given, "--out", str(tmp_path), "--json")
+    assert json.loads(result.stdout)["commit"] == "a1" * 20
 
 
 def test_other_rows_get_a_file_of_their_own(tmp_path):

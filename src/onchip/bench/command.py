@@ -20,7 +20,7 @@ from onchip.bench.results import Results, make_folder, result_path, write_result
 from onchip.files import check_writable
 from onchip.measure.pace import Pace
 from onchip.plan.device import Device
-from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cpu import core_count, this_cpu
 from onchip.runtime.placement import device_name, find_device
 from onchip.spec.names import known_name
 
@@ -37,6 +37,7 @@ def run_benchmarks(
     options: Options,
     folder: str | os.PathLike[str] | None,
     *,
+    commit: str | None = None,
     pace: Pace | None = None,
     reporter: Reporter | None = None,
 ) -> tuple[dict[str, Results], int]:
@@ -44,8 +45,9 @@ def run_benchmarks(
 
     names   of benchmarks, or files of networks; none: all benchmarks that there are
     folder  None: nothing is written
+    commit  what a tree without .git is a copy of
     """
-    reporter = reporter or Reporter()
+    reporter, commit = reporter or Reporter(), machine.commit(commit)
     chosen = dict(map(_find_cases, names or CASES))
     device, ceilings = _measured_device(options.device)
     paths = {}
@@ -56,9 +58,10 @@ def run_benchmarks(
         check_writable(path)
     measured, worst = {}, 0
     for name, builder in chosen.items():
-        described, target = describe(device, Outcome(()), ceilings), paths.get(name)
+        described, target = describe(device, Outcome(()), commit, ceilings), paths.get(name)
         partial = None if target is None else target.with_name(f"{name}.json.partial")  # left of a run cut short
-        keep = None if partial is None else functools.partial(_write, described, partial)
+        unfinished = replace(described, commit=commit + machine.PARTIAL)  # under any name it looks like one
+        keep = None if partial is None else functools.partial(_write, unfinished, partial)
         outcome = run_cases(builder(options), pace, reporter, keep)
         measured[name] = _write(described, target, outcome)
         if partial is not None:
@@ -66,6 +69,11 @@ def run_benchmarks(
             reporter.say(f"wrote {target}")
         worst = max(worst, outcome.exit_code)
     return measured, worst
+
+
+def is_whole(options: Options) -> bool:
+    """Whether a run measures all that a committed file has: every case, every peer, every core."""
+    return options.peers and not (options.rows or options.batches) and options.threads == core_count()
 
 
 def _find_cases(name: str) -> tuple[str, Callable[[Options], list[Case]]]:
@@ -102,9 +110,9 @@ def _measured_device(name: str) -> tuple[Device, dict[str, float] | None]:
     return find_device(name)[0], measure_ceilings(int(name.partition(":")[2] or 0))
 
 
-def describe(device: Device, outcome: Outcome, ceilings: Mapping[str, float] | None = None) -> Results:
+def describe(device: Device, outcome: Outcome, commit: str, ceilings: Mapping[str, float] | None = None) -> Results:
     facts = machine.describe_machine(device, ceilings)
-    return Results(facts, machine.versions(device), machine.commit(), machine.command_line(), machine.today(),
+    return Results(facts, machine.versions(device), commit, machine.command_line(), machine.today(),
                    outcome.rows, outcome.skipped)  # fmt: skip
 
 

@@ -33,13 +33,14 @@ class LadderOptions:
     plot: Path | None = None  # a picture to draw
     folder: Path | None = None  # of result files
     profile: bool = False  # bank conflicts, counted by ncu
+    commit: str | None = None  # what a tree without .git is a copy of
 
 
 def climb_ladder(
     name: str, options: LadderOptions, reporter: Reporter | None = None, pace: Pace | None = None
 ) -> tuple[Climb, Results]:
     """Climb a ladder; draw it and write a result file where that is asked for."""
-    reporter = reporter or Reporter()
+    reporter, commit = reporter or Reporter(), machine.commit(options.commit)
     device = find_ladder_device(name, options, reporter)
     ladder = find_ladder(name, device.kind)
     if options.profile and device.kind != "cuda":
@@ -63,7 +64,7 @@ def climb_ladder(
         reporter.say(f"skipped {rung}: {why}")
     if options.profile:
         climbed = profiled(climbed, reporter)
-    results = ladder_results(climbed, device)
+    results = ladder_results(climbed, device, commit)
     if options.plot is not None:
         save_plot(climbed, options.plot)
         reporter.say(f"wrote {options.plot}")
@@ -101,7 +102,7 @@ def profiled(climbed: Climb, reporter: Reporter) -> Climb:
     return dataclasses.replace(climbed, steps=tuple(steps))
 
 
-def ladder_results(climbed: Climb, device: Device) -> Results:
+def ladder_results(climbed: Climb, device: Device, commit: str) -> Results:
     """A climb in the form of a result file: engines are "ladder:<rung>"."""
     rows = tuple(
         make_row(
@@ -111,7 +112,8 @@ def ladder_results(climbed: Climb, device: Device) -> Results:
         )
         for step in climbed.steps
     )  # fmt: skip
-    return describe(device, Outcome(rows, {f"ladder:{rung}": why for rung, why in climbed.skipped.items()}))
+    skipped = {f"ladder:{rung}": why for rung, why in climbed.skipped.items()}
+    return describe(device, Outcome(rows, skipped), commit)
 
 
 def _rung_setting(step: Step, climbed: Climb) -> str:

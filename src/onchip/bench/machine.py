@@ -10,16 +10,20 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import onchip
+from onchip.errors import InputError
 from onchip.plan.device import Device
 from onchip.runtime.cpu import core_count
 from onchip.runtime.cuda.driver import version_text
 
 PACKAGES = ("numpy", "numba", "llvmlite", "scipy", "torch", "onnxruntime", "triton", "jax", "cupy")
+SHA = re.compile("[0-9a-f]{40}")
+DIRTY, PARTIAL = "+dirty", "+partial"  # after a commit: the tree differs from it; the run has not ended
+_UNTOLD = ("--out", "--commit")  # another folder, or another tree, is another run of the same command
 _WHEELS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x")}  # what else a package may be called where it is installed
 
 
@@ -91,20 +95,35 @@ def _nvidia_driver() -> str | None:
     return found[0] if found else None
 
 
-def commit() -> str:
-    """The commit of the checkout that runs, "+dirty" if files differ from it; else the installed version.
+def commit(given: str | None = None) -> str:
+    """The commit of the checkout that runs, "+dirty" if files differ from it; else the given one, or the version.
 
-    Files under benchmarks/results do not count: writing the first result must not taint the second.
+    given  what a user says that a tree without .git is a copy of; a checkout has to agree
     """
+    if given is not None and not SHA.fullmatch(given):
+        raise InputError("bad commit", got=repr(given), expected="40 hexadecimal digits", hint="git rev-parse HEAD")
+    found = _checkout_commit()
+    if found is None:
+        return given or f"{onchip.__version__} (installed)"
+    if given not in (None, found):
+        raise InputError(
+            "--commit is not what this checkout is", got=given, expected=found,
+            hint="no --commit: it is for a copy of the tree without .git",
+        )  # fmt: skip
+    return found
+
+
+def _checkout_commit() -> str | None:
+    """Files under benchmarks/results do not count: writing the first result must not taint the second."""
     package = Path(onchip.__file__).resolve().parent
     top = _git(package, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() / "src" / "onchip" != package:
-        return f"{onchip.__version__} (installed)"
+        return None
     head = _git(package, "rev-parse", "HEAD")
     if head is None:
         return "no commit yet"
     changed = _git(Path(top), "--no-optional-locks", "status", "--porcelain", "--", ".", ":!benchmarks/results")
-    return head + ("+dirty" if changed else "")
+    return head + (DIRTY if changed else "")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -117,14 +136,19 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def command_line() -> str:
-    """The command as it was typed, without where its results went: another folder gives the same ones."""
-    kept, words = ["onchip"], iter(sys.argv[1:])
+    """The command as it was typed, without where its results went and what the tree is a copy of."""
+    return shlex.join(["onchip", *told_words(sys.argv[1:])])
+
+
+def told_words(given: Iterable[str]) -> list[str]:
+    """Those of a command line that say what is measured."""
+    kept, words = [], iter(given)
     for word in words:
-        if word == "--out":
+        if word in _UNTOLD:
             next(words, "")
-        elif not word.startswith("--out="):
+        elif not word.startswith(tuple(f"{option}=" for option in _UNTOLD)):
             kept.append(word)
-    return shlex.join(kept)
+    return kept
 
 
 def today() -> str:

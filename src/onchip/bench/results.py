@@ -196,6 +196,12 @@ def machine_title(machine: Mapping[str, Any]) -> str:
     return f"{name}, {cores} cores" if str(machine.get("device", "cpu")).startswith("cpu") else str(name)
 
 
+def short_commit(commit: str) -> str:
+    """Seven digits of a hash, and what is said after it; a version as it is."""
+    digits, plus, more = commit.partition("+")
+    return commit if " " in commit else f"{digits[:7]}{plus}{more}"
+
+
 def best_peer(rows: Sequence[Row], row: Row) -> Row | None:
     """The fastest (or most accurate) peer at the job of `row`, in its precision."""
     peers = [r for r in rows if r.is_peer and r.median_ms is not None
@@ -245,8 +251,7 @@ def make_tables(results: Results) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    commit = results.commit if " " in results.commit else results.commit[:12]  # or a version, which is short
-    head = f"{machine_title(results.machine)}, onchip {commit}"
+    head = f"{machine_title(results.machine)}, onchip {short_commit(results.commit)}"
     jobs = dict.fromkeys(map(job_title, results.rows))
     tables = [_case_table([r for r in results.rows if job_title(r) == job], results) for job in jobs]
     if any(row.is_peer for row in results.rows):

@@ -24,6 +24,7 @@ from onchip.bench.results import (
     case_title,
     machine_title,
     read_results,
+    short_commit,
     show_floor,
     show_rate,
     show_speedup,
@@ -66,7 +67,12 @@ def _section(results: Results) -> str:
     lines = [[*_cells(results, row), *(_number(row.extra.get(name, "-")) for name in extras)] for row in rows]
     workloads = ", ".join(dict.fromkeys(row.workload for row in rows))
     where = f"## {workloads} on {machine_title(results.machine)}"
-    return f"{where}\n\n`{results.command}`\n\n{_lines([*HEAD, *extras], lines)}"
+    return f"{where}\n\n{_source(results)}\n\n{_lines([*HEAD, *extras], lines)}"
+
+
+def _source(results: Results) -> str:
+    """The one run that a file comes from."""
+    return f"`{results.command}` at `{short_commit(results.commit)}`"
 
 
 def front_rows(files: Sequence[Results]) -> list[tuple[Results, Row]]:
@@ -111,7 +117,7 @@ def _rungs(results: Results) -> str:
         lines.append([rung, show_ms(row.median_ms), *ratios, floor, error, *known, row.setting])
     cases = ", ".join(dict.fromkeys(_case_and_threads(row) for row in results.rows))
     where = machine_title(results.machine)
-    return f"{_lines([*RUNG_HEAD, *extras, 'note'], lines)}\n\n{cases} on {where}: `{results.command}`"
+    return f"{_lines([*RUNG_HEAD, *extras, 'note'], lines)}\n\n{cases} on {where}: {_source(results)}"
 
 
 def _case_and_threads(row: Row) -> str:

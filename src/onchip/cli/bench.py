@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from onchip.bench import CASES
-from onchip.cli.options import completes
+from onchip.cli.options import Commit, completes
 from onchip.cli.talk import print_json
 
 Argument, Option = typer.Argument, typer.Option
@@ -52,9 +52,10 @@ def bench(
         Path | None,
         Option(
             metavar="DIR",
-            help=f"Results go to DIR/<device>/<name>.json; {RESULTS} if not given, nowhere of files and with --quick.",
+            help=f"Results go to DIR/<device>/<name>.json; a whole run's, with --peers, to {RESULTS} if not given.",
         ),
     ] = None,
+    commit: Commit = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure onchip, and its peers beside it; write result files.
@@ -80,10 +81,19 @@ def bench(
     product    single Linear layers
 
     Every engine is checked against float64 before the clock starts: a wrong one gets no time, and exit code 1.
-    Competitors take turns in one process; the file holds raw samples, machine, versions and this command. All
-    benchmarks with peers take an hour or more on two cores, one takes minutes; --quick is for a first look.
+    Competitors take turns in one process; the file holds raw samples, machine, versions, commit and this command, and
+    is one whole run: what --rows, --batches, --threads or --quick restrict, or has no peers, is written to --out alone.
+    All benchmarks with peers take an hour or more on two cores, one takes minutes; --quick is for a first look.
     """
-    from onchip.bench.command import QUICK_NAMES, QUICK_PACE, QUICK_ROWS, choose_device, run_benchmarks, stderr_reporter
+    from onchip.bench.command import (
+        QUICK_NAMES,
+        QUICK_PACE,
+        QUICK_ROWS,
+        choose_device,
+        is_whole,
+        run_benchmarks,
+        stderr_reporter,
+    )
     from onchip.bench.model import is_model
     from onchip.bench.options import Options, parse_counts
     from onchip.bench.results import make_tables, show
@@ -99,9 +109,15 @@ def bench(
             options = Options(each, check_threads(threads), peers, accuracy, *counts)
             if quick and not names:
                 names, options = list(QUICK_NAMES), replace(options, rows=options.rows or QUICK_ROWS)
-            folder = out or (None if quick or is_own else RESULTS)
+            folder = out or (RESULTS if is_whole(options) and not quick and not is_own else None)
+            if folder is None and not is_own:
+                reporter.say(
+                    f"no file is written: only a whole run with --peers goes to {RESULTS}, others to --out DIR"
+                )
             pace = QUICK_PACE if quick else None
-            written, exit_code = run_benchmarks(names or [], options, folder, pace=pace, reporter=reporter)
+            written, exit_code = run_benchmarks(
+                names or [], options, folder, commit=commit, pace=pace, reporter=reporter
+            )
             measured += [
                 (name if each == chosen else f"{name} on {each}", results) for name, results in written.items()
             ]

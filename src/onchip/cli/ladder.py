@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onchip.cli.options import completes
+from onchip.cli.options import Commit, completes
 from onchip.cli.talk import print_json
 from onchip.ladders import LADDERS
 
@@ -30,6 +30,7 @@ def ladder(
     profile: Annotated[bool, Option("--profile", help="Also count bank conflicts, with Nsight Compute (ncu).")] = False,
     plot: Annotated[Path | None, Option(metavar="FILE", help="Also draw the times: .png, .svg or .pdf.")] = None,
     out: Annotated[Path | None, Option(metavar="DIR", help="Also write DIR/<device>/ladder-<name>.json.")] = None,
+    commit: Commit = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Climb a ladder: the same work, one idea more on every rung.
@@ -52,7 +53,7 @@ def ladder(
             show(ladders_table())
         return
     with stderr_reporter() as reporter:
-        options = LadderOptions(device, rows, rung, threads, plot, out, profile)
+        options = LadderOptions(device, rows, rung, threads, plot, out, profile, commit)
         climb, results = climb_ladder(name, options, reporter)
     if as_json:
         print_json(results.to_dict())

@@ -53,6 +53,10 @@ Precision = Annotated[
 ]
 Io = Annotated[str, Option(show_default=False, help="What float inputs and outputs are in memory: fp32, fp16 or bf16.")]
 Threads = Annotated[int | None, Option(help="CPU threads; all cores if not given.")]
+Commit = Annotated[
+    str | None,
+    Option(metavar="SHA", help="What a copy of the tree without .git is a copy of: goes to the result file."),
+]
 Seed = Annotated[int | None, Option(help="Of the random rows that --count makes; 0 if not given.")]
 NoFold = Annotated[
     bool, Option("--no-fold", help="Leave out a rewrite, to compare: embeddings and batch norms fold into others.")

@@ -7,6 +7,7 @@ import pytest
 from onchip.bench.frame import Case, Ready, Reporter, UnavailableError, run_cases
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Verdict
+from onchip.plan.floor import MEASURED_AGAIN, TOO_LOW
 
 QUICK = Pace(rounds=3, block_s=0.001, warm_up_s=1e-9, pause_s=0, min_runs=2, max_runs=2)
 
@@ -194,3 +195,48 @@ def test_the_memory_of_a_job_is_free_for_the_next():
 
     cases = [dataclasses.replace(case("onchip", name=name), prepare=prepare) for name in ("10 rows", "20 rows")]
     assert len(run_cases(cases, QUICK).rows) == len(held) == 2
+
+
+# -- floors ------------------------------------------------------------------------------------------------
+
+
+class Clocked:
+    """A run that took so long."""
+
+    def __init__(self, ms):
+        self._ms = ms
+
+    def __call__(self):
+        return None
+
+    def sample_ms(self):
+        return self._ms
+
+
+def test_rates_are_measured_again_where_a_run_beats_its_floor():
+    rates = [1.0, 2.0]
+
+    def floor_ms():
+        return 10.0 / rates[0]
+
+    def row_of(engine, ms, name="10 rows", floor=floor_ms):
+        return dataclasses.replace(case(engine, run=Clocked(ms), name=name), floor_ms=floor)
+
+    cases = [row_of("onchip", 12.0, "5 rows"), row_of("onchip", 6.0), row_of("peer", 30.0)]
+    outcome = run_cases(cases, QUICK, measure_again=lambda: rates.pop(0))
+    assert [row.floor_ms for row in outcome.rows] == [5.0, 5.0, 5.0]  # of one file by the same rates
+    assert [row.extra for row in outcome.rows] == [{}, {}, {}]
+    assert rates == [2.0]
+
+
+def test_a_floor_that_is_beaten_all_the_same_is_the_time_and_says_so():
+    cases = [
+        dataclasses.replace(case(engine, run=Clocked(ms)), floor_ms=10.0)
+        for engine, ms in (("onchip", 6.0), ("b", 20.0))
+    ]
+    measured = []
+    outcome = run_cases(cases, QUICK, measure_again=lambda: measured.append(1))
+    assert [row.floor_ms for row in outcome.rows] == [6.0, 6.0]
+    assert all(row.extra == TOO_LOW for row in outcome.rows)
+    assert len(measured) == MEASURED_AGAIN
+    assert [row.floor_ms for row in run_cases(cases, QUICK).rows] == [6.0, 6.0]  # a GPU's rates are not measured

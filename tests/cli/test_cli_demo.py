@@ -6,6 +6,13 @@ import sys
 import pytest
 
 from onchip.formats.load import load_file
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
+from onchip.runtime import cpu
+from onchip.runtime.placement import kernels_for
+from onchip.spec.build import mlp
+from onchip.workloads.demo import plan_beside
 
 QUICK = ["--epochs", "3", "--rows", "700"]
 
@@ -46,6 +53,25 @@ def test_without_matplotlib_it_says_how_to_get_it(cli, tmp_path, monkeypatch):
     assert "NumPy, layer by layer" in ran.out
     assert "pip install 'onchip[plot]'" in ran.err
     assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["digits.onnx", "digits.safetensors"]
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_a_floor_that_a_run_beats_is_measured_again(monkeypatch, tmp_path, helps):
+    monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path))
+    rates = [1e9]  # flop/s, on a busy machine
+    monkeypatch.setattr(cpu, "_measure_flops", lambda: rates[0])
+    plan = make_plan(mlp(64, 8, 10), cpu.this_cpu(), kernels_for(cpu.this_cpu()), Job(batch=20_000))
+    floor_ms = plan.floor_us / 1e3
+    rates[0] = 4e9 if helps else 1e9
+    shown, too_low = plan_beside(plan, floor_ms / 2)
+    assert shown.floor_us / 1e3 == pytest.approx(floor_ms / 4 if helps else floor_ms)
+    assert bool(too_low) != helps
+
+
+def test_the_floor_of_a_gpu_is_not_measured(monkeypatch):
+    monkeypatch.setattr("onchip.workloads.demo.this_cpu", None)  # nobody asks
+    plan = make_plan(mlp(64, 8, 10), H200, kernels_for(H200), Job(batch=20_000))
+    assert plan_beside(plan, 1e-6) == (plan, "")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from onchip.ladders.frame import Ladder, Rung, climb
 from onchip.ladders.show import describe_ladders, make_table, of_floor, save_plot, times
 from onchip.measure.pace import Pace, interleave, show_ms, summarise
 from onchip.measure.truth import Truth, relative_error
+from onchip.plan.floor import TOO_LOW
 from onchip.spec.build import mlp
 
 QUICK = Pace(rounds=2, block_s=0.01, warm_up_s=0.001, pause_s=0, min_runs=2, max_runs=3)
@@ -66,6 +67,15 @@ class SelfTimed:
 
     def sample_ms(self):
         return 42.0
+
+
+class Timed(Right):
+    """Takes 42 ms."""
+
+    name = "timed"
+
+    def prepare(self, net, x, threads):
+        return SelfTimed(super().prepare(net, x, threads))
 
 
 class Short(Right):
@@ -132,7 +142,7 @@ def test_a_rung_that_cannot_run_here_is_skipped_and_said():
 
 
 def test_a_rung_may_have_a_precision_a_clock_and_facts():
-    climbed = climb(planted(Right, Half), pace=QUICK)
+    climbed = climb(planted(Timed, Half), pace=QUICK)
     right, half = climbed.steps
     assert half.verdict.is_right
     assert half.timing.median_ms == 42
@@ -143,6 +153,19 @@ def test_a_rung_may_have_a_precision_a_clock_and_facts():
     assert "1,234" in text
     assert "25%" in text
     assert "registers" not in shown(make_table(climb(planted(Right), pace=QUICK)))
+
+
+def test_rates_are_measured_again_where_a_rung_beats_its_floor():
+    floors = [100.0, 90.0, 21.0]
+    ladder = dataclasses.replace(planted(Timed, Half), floor_ms=lambda net, B, precision: floors[0])
+    climbed = climb(ladder, pace=QUICK, measure_again=lambda: floors.pop(0))
+    assert [step.floor_ms for step in climbed.steps] == [21.0, 21.0]
+    assert shown(make_table(climbed)).count("50%") == 2
+    floors[0] = 75.6  # 180 % of floor, whatever is measured
+    climbed = climb(ladder, pace=QUICK, measure_again=lambda: None)
+    assert [step.floor_ms for step in climbed.steps] == [42.0, 42.0]
+    assert all(step.facts["floor"] == TOO_LOW["floor"] for step in climbed.steps)
+    assert shown(make_table(climbed)).count("100%") == 2
 
 
 def test_a_gpus_climb_has_no_threads():

@@ -33,7 +33,7 @@ def cases(options: Options) -> list[Case]:
             engines |= torch_runs(lesson)
         made += [
             Case("backprop", f"epoch of {n} patterns", name, prepare, work=1, unit="epochs/s", parts=lesson.steps,
-                 floor_ms=lesson.floor_ms, threads=options.threads, pace=PACE)
+                 floor_ms=lesson.step_floor_ms, threads=options.threads, pace=PACE)
             for name, prepare in engines.items()
         ]  # fmt: skip
     return made

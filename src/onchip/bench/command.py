@@ -62,8 +62,10 @@ def run_benchmarks(
         partial = None if target is None else target.with_name(f"{name}.json.partial")  # left of a run cut short
         unfinished = replace(described, commit=commit + machine.PARTIAL)  # under any name it looks like one
         keep = None if partial is None else functools.partial(_write, unfinished, partial)
-        outcome = run_cases(builder(options), pace, reporter, keep)
-        measured[name] = _write(described, target, outcome)
+        again = functools.partial(this_cpu, measure=True) if options.device == "cpu" else None
+        outcome = run_cases(builder(options), pace, reporter, keep, again)
+        known = machine.describe_machine(find_device(options.device)[0], ceilings)  # what the floors are made of
+        measured[name] = _write(replace(described, machine=known), target, outcome)
         if partial is not None:
             partial.unlink(missing_ok=True)
             reporter.say(f"wrote {target}")

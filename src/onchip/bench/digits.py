@@ -121,7 +121,7 @@ def _step_cases(lesson: TrainingCase, options: Options) -> list[Case]:
         engines |= torch_runs(lesson)
     return [
         Case("digits", f"step, batch {size}", name, prepare, work=1, unit="steps/s", parts=lesson.steps,
-             floor_ms=lesson.floor_ms, threads=options.threads,
+             floor_ms=lesson.step_floor_ms, threads=options.threads,
              pace=EPOCH_PACE if size == digits.TRAIN.batch_size else STEPS_PACE)
         for name, prepare in engines.items()
     ]  # fmt: skip
@@ -136,7 +136,7 @@ def _accuracy_cases(data: Dataset, label: str, options: Options) -> list[Case]:
         engines["torch by hand"] = functools.partial(torch_accuracy, lesson, "torch by hand", *test)
     return [
         Case("digits", f"{digits.EPOCHS} epochs, {SEEDS} seeds", name, prepare, work=1, unit=ACCURACY, parts=SEEDS,
-             floor_ms=lesson.floor_ms * lesson.steps, threads=options.threads,
+             floor_ms=lesson.floor_ms, threads=options.threads,
              pace=Pace(rounds=1, warm_up_s=0, min_runs=1, max_runs=1))
         for name, prepare in engines.items()
     ]  # fmt: skip

@@ -6,12 +6,13 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from onchip.bench.results import Row, job_title, make_row, show_against_peer
 from onchip.errors import OnchipError
 from onchip.measure.pace import Pace, Timing, interleave, summarise
 from onchip.measure.truth import Verdict
+from onchip.plan.floor import settle_floors
 
 ONCHIP = "onchip"
 
@@ -43,7 +44,8 @@ class Case:
     unit: str = "rows/s"
     precision: str = "fp32"
     parts: float = 1  # the reported time is that of a run divided by this: steps of an epoch; 1/32 if it ran a 32nd
-    floor_ms: float | None = None  # of the reported time
+    # Of the reported time, one for all competitors; a function where it is made of rates that may be measured again.
+    floor_ms: float | Callable[[], float] | None = None
     threads: int | None = None
     pace: Pace | None = None  # where the job needs its own; the same for all competitors
     remark: Callable[[Sequence[Row]], str] | None = None  # what only all rows of the job tell; goes to the setting
@@ -73,13 +75,16 @@ def run_cases(
     pace: Pace | None = None,
     reporter: Reporter | None = None,
     keep: Callable[[Outcome], object] | None = None,
+    measure_again: Callable[[], object] | None = None,
 ) -> Outcome:
     """Check, then time, every case; a row for each engine that could run. `pace` stands in for the cases' own.
 
-    keep  is given what there is so far after every job, for whoever wants to lose nothing if a peer takes all down
+    keep           is given what there is so far after every job, for whoever wants to lose nothing if a peer takes all
+                   down; without floors
+    measure_again  the device's rates, where a run beats its floor; None: they are no measured ones
     """
     reporter = reporter or Reporter()
-    rows: list[Row] = []
+    rows: list[tuple[Case, Row]] = []
     skipped: dict[str, str] = {}
     wrong: list[str] = []
     for title, group in itertools.groupby(cases, key=job_title):
@@ -87,14 +92,33 @@ def run_cases(
         rows += made
         wrong += told
         if keep is not None:
-            keep(Outcome(tuple(rows), skipped, tuple(wrong)))
-    return Outcome(tuple(rows), skipped, tuple(wrong))
+            keep(Outcome(tuple(row for _, row in rows), skipped, tuple(wrong)))
+    return Outcome(tuple(_with_floors(rows, measure_again)), skipped, tuple(wrong))
+
+
+def _with_floors(rows: Sequence[tuple[Case, Row]], measure_again: Callable[[], object] | None) -> list[Row]:
+    """At the end, for all rows at once: floors of one file are made of the same rates."""
+    keys = [(job_title(case), case.floor_ms) for case, _ in rows]
+    fastest = dict[Any, float]()
+    for key, (_, row) in zip(keys, rows, strict=True):
+        if row.median_ms is not None:
+            fastest[key] = min(row.median_ms, fastest.get(key, row.median_ms))
+
+    def floors() -> dict[Any, float]:
+        given = {key: key[1] for key in keys if key[1] is not None}
+        return {key: floor() if callable(floor) else floor for key, floor in given.items()}
+
+    settled = settle_floors(floors, fastest, measure_again)
+    return [
+        replace(row, floor_ms=settled[key].ms, extra={**row.extra, **settled[key].note}) if key in settled else row
+        for key, (_, row) in zip(keys, rows, strict=True)
+    ]
 
 
 def _run_job(
     cases: list[Case], title: str, pace: Pace | None, skipped: dict[str, str], reporter: Reporter
-) -> tuple[list[Row], list[str]]:
-    """Its rows, and what was wrong. Engines, and the memory that they hold, go with it: the next job needs it."""
+) -> tuple[list[tuple[Case, Row]], list[str]]:
+    """Its rows, still without floors, and what was wrong. Engines end with it: the next job needs their memory."""
     entrants = _check(_prepare(cases, title, skipped, reporter), title, skipped, reporter)
     wrong = []
     for case, _, verdict in entrants:
@@ -105,7 +129,10 @@ def _run_job(
     timings = _time([entrant for entrant in entrants if entrant.verdict.is_right], pace, title, skipped, reporter)
     finished = [entrant for entrant in entrants if entrant.case in timings or not entrant.verdict.is_right]
     made = [_row(entrant, timings.get(entrant.case)) for entrant in finished]
-    rows = [_remarked(entrant.case, row, made, reporter) for entrant, row in zip(finished, made, strict=True)]
+    rows = [
+        (entrant.case, _remarked(entrant.case, row, made, reporter))
+        for entrant, row in zip(finished, made, strict=True)
+    ]
     for row in made:
         if row.engine.startswith(ONCHIP) and row.median_ms is not None:
             reporter.say(f"{title}: {show_against_peer(made, row)}")
@@ -184,8 +211,8 @@ def _row(entrant: _Entrant, timing: Timing | None) -> Row:
     case, engine, verdict = entrant
     return make_row(
         case.workload, case.case, case.engine, timing, verdict, work=case.work, unit=case.unit,
-        precision=case.precision, floor_ms=case.floor_ms, threads=case.threads, setting=engine.setting,
-        scores=engine.scores, extra=engine.extra,
+        precision=case.precision, threads=case.threads, setting=engine.setting, scores=engine.scores,
+        extra=engine.extra,
     )  # fmt: skip
 
 

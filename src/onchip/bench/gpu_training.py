@@ -119,7 +119,7 @@ def training_cases(
 def _floor_ms(lesson: TrainingCase) -> float | None:
     """Of an epoch."""
     try:
-        return lesson.floor_ms * lesson.steps / lesson.options.epochs
+        return lesson.floor_ms() / lesson.options.epochs
     except (DeviceError, PlanError):  # ours says so when it is prepared
         return None
 

@@ -17,6 +17,7 @@ from onchip.measure.truth import Truth, Verdict, as_inputs
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.placement import plan
+from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType, numpy_dtype
 
@@ -99,13 +100,17 @@ def inference_cases(
         engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(task.ours, build)}
         if options.peers:
             engines |= {name: functools.partial(task.peer, name, variants, pieces) for name, variants in built.items()}
-        floor_ms = plan(net, options.device, Job(batch=job.B)).floor_us / 1e3
+        floor_ms = functools.partial(_floor_ms, net, options.device, job.B)
         made += [
             Case(workload, job.case, name, prepare, work=job.B, unit=unit, floor_ms=floor_ms, threads=options.threads,
                  pace=pace)
             for name, prepare in engines.items()
         ]  # fmt: skip
     return made
+
+
+def _floor_ms(net: Network, device: str, B: int) -> float:
+    return plan(net, device, Job(batch=B)).floor_us / 1e3
 
 
 def build_variants(variants: Mapping[str, Build], what: Subject, options: Options) -> dict[str, Forward]:

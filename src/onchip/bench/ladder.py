@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 
 from onchip.bench import machine
@@ -58,8 +59,10 @@ def climb_ladder(
     if path is not None:
         make_folder(path)
         check_writable(path)
+    again = functools.partial(this_cpu, measure=True) if device.kind == "cpu" else None
     climbed = climb(ladder, rows=options.rows, rungs=options.rungs, threads=check_threads(options.threads), pace=pace,
-                    progress=reporter.progress)  # fmt: skip
+                    progress=reporter.progress, measure_again=again)  # fmt: skip
+    device = this_cpu() if device.kind == "cpu" else device  # with the rates that the floors are made of
     for rung, why in climbed.skipped.items():
         reporter.say(f"skipped {rung}: {why}")
     if options.profile:

@@ -16,6 +16,7 @@ from onchip.errors import FormatError
 from onchip.files import MAX_HEADER_BYTES, atomic_write, open_input, write_error
 from onchip.measure.pace import Timing, show_ms
 from onchip.measure.truth import Verdict
+from onchip.plan.floor import floor_percent
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -231,7 +232,7 @@ def show_floor(row: Row, launch_us: float) -> str:
         return "-"
     if row.floor_ms < 2 * launch_us / 1e3:
         return "launch"
-    return f"{100 * row.floor_ms / row.median_ms:.0f}%"
+    return f"{floor_percent(row.floor_ms, row.median_ms):.0f}%"
 
 
 def show_rate(row: Row) -> str:

@@ -114,13 +114,17 @@ def cpu_cases(jobs: tuple[ScanJob, ...], options: Options) -> list[Case]:
     engines: dict[str, Callable[[Given], Ready]] = {ONCHIP: functools.partial(ours_on_cpu, threads=options.threads)}
     if options.peers:
         engines |= {"numpy": numpy_on_cpu, "torch": functools.partial(torch_on_cpu, threads=options.threads)}
-    device = this_cpu()
     return [
         Case("scan", job.case, name, functools.partial(_prepare, engine, given, job), work=job.N, unit="numbers/s",
-             precision=job.precision, floor_ms=device_floor_ms(device, job.N), threads=options.threads)
+             precision=job.precision, floor_ms=floor_ms, threads=options.threads)
         for job in jobs
+        for floor_ms in [functools.partial(_cpu_floor_ms, job.N)]
         for name, engine in engines.items()
     ]  # fmt: skip
+
+
+def _cpu_floor_ms(N: int) -> float:
+    return device_floor_ms(this_cpu(), N)
 
 
 def _prepare(engine: Callable[[Any], Ready], given: Callable[[ScanJob], Any], job: ScanJob) -> Ready:

@@ -53,9 +53,11 @@ class TrainingCase:
         """Of a run."""
         return self.options.epochs * -(-len(self.x) // self.options.batch_size)
 
-    @property
     def floor_ms(self) -> float:
-        """Of a step."""
+        """Of a run."""
+        return self.steps * self.step_floor_ms()
+
+    def step_floor_ms(self) -> float:
         kind = "momentum" if self.options.momentum else self.options.optimiser
         batch = min(self.options.batch_size, len(self.x))
         found = bytes_of(self.x) if self.device != "cpu" else None  # on a GPU bytes stay bytes: less to read

@@ -30,7 +30,7 @@ def demo(
     Takes some 20 seconds the first time, when kernels are compiled, then fewer. Needs no internet and no GPU: the
     images of digits come with scikit-learn.
     """
-    from onchip.workloads.demo import check_rows_to_time, draw, save_and_load, time_rows, train_digits
+    from onchip.workloads.demo import check_rows_to_time, draw, plan_beside, save_and_load, time_rows, train_digits
 
     check_rows_to_time(rows)
     say("onchip demo: trains, saves, loads, runs and times a small network; the first time about 20 s")
@@ -40,10 +40,11 @@ def demo(
     taken = f"{plural(epochs, 'epoch')} in {trained.fit.seconds:.2f} s"
     say(f"trained a network on {len(data.x_train):,} images of digits: {taken}")
     engine, files = save_and_load(out, trained.network, data.x_test, rows)
-    plan = engine.plan.text(columns_of(sys.stderr))
-    say(f"saved it and loaded it again: {', '.join(map(str, files))}\ndevice: {engine.chosen}\n\n{plan}\n")
+    say(f"saved it and loaded it again: {', '.join(map(str, files))}\ndevice: {engine.chosen}")
     with progress(f"time {rows:,} rows", 1) as update:
         timings = time_rows(engine, data.x_test, rows, update)
+    plan, too_low = plan_beside(engine.plan, timings[0].median_ms)
+    say("\n".join(filter(None, [f"\n{plan.text(columns_of(sys.stderr))}", too_low])) + "\n")
     where = ", ".join(f"{t.engine.partition(',')[0]} on {t.device}" for t in timings)
     say(f"checked against float64, then timed in turns, from NumPy array to NumPy array: {where}")
     picture, no_picture = draw(out, data, trained)
@@ -51,7 +52,7 @@ def demo(
         print_json({
             "device": engine.chosen, "epochs": epochs, "train_seconds": trained.fit.seconds,
             "epoch_losses": trained.fit.epoch_losses, "accuracy": trained.accuracy, "test_rows": len(data.x_test),
-            "rows": rows, "timings": [asdict(timing) for timing in timings], "plan": engine.plan.to_dict(),
+            "rows": rows, "timings": [asdict(timing) for timing in timings], "plan": plan.to_dict(),
             "files": [str(path) for path in files], "picture": None if picture is None else str(picture),
         })  # fmt: skip
     else:

@@ -15,6 +15,7 @@ from onchip.errors import InputError, PlanError
 from onchip.files import check_memory
 from onchip.measure.pace import Pace, Timing, interleave, summarise
 from onchip.measure.truth import Verdict
+from onchip.plan.floor import settle_floors
 from onchip.spec.names import known_name
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
@@ -128,8 +129,12 @@ def climb(
     threads: int = 1,
     pace: Pace | None = None,
     progress: Callable[[str], None] = lambda text: None,
+    measure_again: Callable[[], object] | None = None,
 ) -> Climb:
-    """Check every rung against float64, then time those that are right, in turns."""
+    """Check every rung against float64, then time those that are right, in turns.
+
+    measure_again  the device's rates, where a rung beats its floor; None: they are no measured ones
+    """
     B = ladder.rows if rows is None else rows
     if B < 1:
         raise InputError("a ladder needs rows", got=str(B), expected="at least 1", hint=f"--rows {ladder.rows}")
@@ -161,10 +166,18 @@ def climb(
 
     blocks = interleave([runs[i] for i in right], pace or Pace(rounds=3, block_s=0.5), on_block)
     timings = {i: summarise(taken, B / sizes[i] / ladder.parts) for i, taken in zip(right, blocks, strict=True)}
+    fastest: dict[str, float] = {}
+    for i, timing in timings.items():
+        precision = here[i].precision
+        fastest[precision] = min(timing.median_ms, fastest.get(precision, timing.median_ms))
+    floors = settle_floors(
+        lambda: {rung.precision: ladder.floor_ms(net, B, rung.precision) for rung in here}, fastest, measure_again
+    )
     steps = tuple(
         Step(
             rung.name, rung.idea, verdicts[i], timings.get(i), sizes[i], rung.report_ms.get(B),
-            ladder.floor_ms(net, B, rung.precision), rung.precision, getattr(runs[i], "facts", {}),
+            floors[rung.precision].ms, rung.precision,
+            {**getattr(runs[i], "facts", {}), **floors[rung.precision].note},
         )
         for i, rung in enumerate(here)
     )  # fmt: skip

@@ -11,6 +11,7 @@ from onchip.files import atomic_write
 from onchip.ladders import LADDERS, find_ladder, ladder_devices
 from onchip.ladders.frame import Climb, Ladder
 from onchip.measure.pace import show_ms
+from onchip.plan.floor import floor_percent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -91,7 +92,7 @@ def times(ratio: float | None) -> str:
 
 def of_floor(floor_ms: float, ms: float) -> str:
     """Two digits, also where the share is tiny."""
-    return f"{float(f'{100 * floor_ms / ms:.2g}'):g}%"
+    return f"{float(f'{floor_percent(floor_ms, ms):.2g}'):g}%"
 
 
 def scaled_note(climb: Climb) -> str | None:

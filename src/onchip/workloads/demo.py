@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,8 +14,10 @@ from onchip.errors import InputError, KernelError, OutputError
 from onchip.files import atomic_write, check_memory
 from onchip.formats.load import load_file, save
 from onchip.kernels import reference
+from onchip.plan.floor import settle_floors
+from onchip.plan.plan import Plan
 from onchip.runtime.check import FACTOR, ULP, ULPS, scaled_error
-from onchip.runtime.cpu import core_count
+from onchip.runtime.cpu import core_count, this_cpu
 from onchip.runtime.engine import Engine, compile
 from onchip.spec.layers import Linear
 from onchip.spec.network import Network
@@ -126,6 +129,21 @@ def time_rows(
         p20, median, p80 = np.percentile(samples, [20, 50, 80]).tolist()
         timings.append(Timing(name, devices[name], median, p20, p80, errors[name]))
     return tuple(timings)
+
+
+def plan_beside(plan: Plan, median_ms: float) -> tuple[Plan, str]:
+    """The plan of what took so long, its floor by the rates that a CPU is known for by now; and a word on that floor.
+
+    A run that beats its floor shows that the rates were measured beside other work: they are measured again.
+    """
+    if plan.device.kind != "cpu":
+        return plan, ""
+    floors = settle_floors(
+        lambda: {"": replace(plan, device=this_cpu()).floor_us / 1e3}, {"": median_ms},
+        functools.partial(this_cpu, measure=True),
+    )  # fmt: skip
+    too_low = "the run took less than this floor: the rates of this CPU were measured beside other work"
+    return replace(plan, device=this_cpu()), too_low if floors[""].note else ""
 
 
 def used_weights(net: Network) -> dict[str, Array]:

@@ -192,7 +192,7 @@ def test_torch_reads_sentences_in_every_form(form):
     torch = pytest.importorskip("torch")
     net = reference.with_arrays(sentiment_work.network(**SENTENCES))
     ids, stage = random_ids(net, 30), CpuTorchStage()
-    weights = sentiment_peers.Weights.of(net, "fp32", stage)
+    weights = sentiment_peers.Weights.on_gpu(net, "fp32", stage)
     taps = [W.permute(2, 1, 0).reshape(-1, len(W)) for W, _ in weights.convs] if form == "windows" else weights.taps()
     y = getattr(sentiment_peers, form)(torch, weights, taps, torch.from_numpy(ids))
     verdict = exact_truth(net, ids).judge(y.numpy())

@@ -1,4 +1,4 @@
-"""sentiment as torch runs it on a GPU: by folded tables that torch makes itself, and by convolutions as products."""
+"""sentiment as torch runs it: by folded tables that torch makes itself, and on a GPU by convolutions as products."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ class Weights:
     linears: Sequence[tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, net: Network, precision: str, stage: TorchStage) -> Weights:
-        """On the GPU, in what is computed in; the network's own are drawn."""
-        torch, kind = stage.torch, getattr(stage.torch, COMPUTE[precision])
-        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    def on_gpu(cls, net: Network, precision: str, stage: TorchStage) -> Weights:
+        stage.torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        return cls.of(net, stage.torch, stage.device, COMPUTE[precision])
+
+    @classmethod
+    def of(cls, net: Network, torch: Any, device: Any = "cpu", dtype: str = "float32") -> Weights:
+        """In what is computed in; the network's own are drawn."""
 
         def put(name: str) -> Tensor:
-            return torch.tensor(net.weights[name]).to(stage.device).to(kind)
+            return torch.tensor(net.weights[name]).to(device).to(getattr(torch, dtype))
 
         def pairs(layer: type[Conv1d | Linear]) -> list[tuple[Tensor, Tensor]]:
             nodes = [node for node in net.nodes if isinstance(node.layer, layer)]
@@ -101,7 +104,7 @@ class SentimentPeers:
 
     def fold(self, precision: str, stage: TorchStage) -> tuple[Weights, list[Tensor]]:
         """The weights, from the host, and the tables."""
-        weights = Weights.of(self._net, precision, stage)
+        weights = Weights.on_gpu(self._net, precision, stage)
         return weights, weights.taps()
 
     def _folded(self, precision: str, stage: TorchStage) -> tuple[Weights, list[Tensor]]:
@@ -125,7 +128,7 @@ class SentimentPeers:
         return self._compiled[key]
 
     def windows(self, task: GpuTask, stage: TorchStage) -> Variants:
-        weights = Weights.of(self._net, task.precision, stage)
+        weights = Weights.on_gpu(self._net, task.precision, stage)
         taps = [W.permute(2, 1, 0).reshape(-1, len(W)) for W, _ in weights.convs]
         return {"": Forward(functools.partial(windows, stage.torch, weights, taps, task.x))}
 

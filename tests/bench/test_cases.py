@@ -16,6 +16,7 @@ from onchip.bench.frame import Case, Ready, UnavailableError, run_cases
 from onchip.bench.options import Options, parse_counts
 from onchip.cli.bench import bench
 from onchip.errors import FormatError, InputError
+from onchip.kernels.training import bytes_of
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Verdict
 from onchip.runtime.cpu import this_cpu
@@ -50,16 +51,25 @@ def test_digits_with_and_without_peers():
     cases = [c for c in digits.cases(Options(peers=True, batches=(64, 7)), data) if c.engine != "torch.compile"]
     outcome = run_cases(cases, QUICK)
     assert outcome.exit_code == 0, outcome.wrong
-    steps = [row for row in outcome.rows if row.case == "step, batch 64"]
+    steps = [row for row in outcome.rows if row.case == "step, batch 64, uint8 pixels"]
     assert {row.engine for row in steps} >= {"onchip"}
     assert all("random data" in row.setting and row.unit == "steps/s" for row in steps)
-    assert {row.case for row in outcome.rows} == {"step, batch 64", "step, batch 7", "infer, 30 rows"}
+    cases = ["step, batch 64, uint8 pixels", "step, batch 64, float rows", "step, batch 7, uint8 pixels"]
+    assert list(dict.fromkeys(row.case for row in outcome.rows)) == [*cases, "infer, 30 rows"]
+    floats = [row for row in outcome.rows if row.case == cases[1]]
+    assert [row.engine for row in floats] == [row.engine for row in steps]
+    assert all("random data, standardised" in row.setting for row in floats)
 
 
 def test_digits_has_five_batch_sizes_and_ten_seeds_of_its_own():
     data = digits.random_data(200, 30)
     named = [(case.case, case.parts) for case in digits.cases(Options(accuracy=True), data)]
-    steps = [(f"step, batch {size}", parts) for size, parts in ((16, 13), (64, 4), (256, 1), (1024, 1), (4096, 1))]
+    sizes = {16: 13, 64: 4, 256: 1, 1024: 1, 4096: 1}
+    steps = [
+        (f"step, batch {size}, {rows}", parts)
+        for size, parts in sizes.items()
+        for rows in (("uint8 pixels", "float rows") if size in (64, 1024) else ("uint8 pixels",))
+    ]
     assert named == [*steps, ("infer, 30 rows", 1), ("30 epochs, 10 seeds", 10)]
 
 
@@ -67,15 +77,30 @@ def test_other_batch_sizes_take_fewer_steps(monkeypatch):
     monkeypatch.setattr(digits, "STEPS", 5)
     data = digits.random_data(200, 30)
     parts = {case.case: case.parts for case in digits.cases(Options(batches=(16, 64)), data)}
-    assert (parts["step, batch 16"], parts["step, batch 64"]) == (5, 4)
+    assert (parts["step, batch 16, uint8 pixels"], parts["step, batch 64, uint8 pixels"]) == (5, 4)
 
 
 def test_backprop_with_and_without_peers():
     cases = [c for c in backprop.cases(Options(peers=True, rows=(7, 600))) if c.engine != "torch.compile"]
     outcome = run_cases(cases, QUICK)
     assert outcome.exit_code == 0, outcome.wrong
-    assert {row.case for row in outcome.rows} == {"epoch of 7 patterns", "epoch of 600 patterns"}
+    assert list(dict.fromkeys(row.case for row in outcome.rows)) == [
+        f"epoch of {n} patterns, {rows}" for n in (7, 600) for rows in ("uint8 pixels", "float rows")
+    ]
     assert all(row.unit == "epochs/s" and row.floor_ms > 0 and row.setting for row in outcome.rows)
+
+
+@pytest.mark.parametrize("mnist", [True, False])
+def test_pixels_are_bytes_and_float_rows_are_not(mnist, monkeypatch):
+    if not mnist:
+        monkeypatch.setattr(digits.digits, "find_mnist", lambda: None)
+    pixels = backprop.make_lesson(300, Options())
+    floats = training.with_floats(pixels)
+    assert bytes_of(pixels.x) is not None
+    assert bytes_of(floats.x) is None
+    assert floats.x.dtype == np.float32
+    assert (floats.x.mean(), floats.x.std()) == pytest.approx((0, 1), abs=1e-4)
+    assert floats.y is pixels.y
 
 
 # -- training ----------------------------------------------------------------------------------------------
@@ -243,8 +268,9 @@ def test_bench_says_no_before_it_works(tmp_path):
 def test_backprop_as_a_command(tmp_path):
     result = call(bench, "backprop", "--rows", "50", "--threads", "1", "--out", str(tmp_path), "--json")
     assert result.exit_code == 0, result.output
-    (row,) = json.loads(result.stdout)["backprop"]["rows"]
-    assert (row["case"], row["engine"], row["checked"]) == ("epoch of 50 patterns", "onchip", True)
+    pixels, floats = json.loads(result.stdout)["backprop"]["rows"]
+    assert (pixels["case"], pixels["checked"]) == ("epoch of 50 patterns, uint8 pixels", True)
+    assert (floats["case"], floats["checked"]) == ("epoch of 50 patterns, float rows", True)
 
 
 def test_what_was_measured_before_a_failure_is_kept(planted, tmp_path, monkeypatch):

@@ -172,18 +172,20 @@ def test_the_cases_of_digits():
         for precision in ("fp32", "tf32", "bf16"):
             peers = [] if precision == "bf16" else ["jax", "torch graph"] if size == 64 else ["jax"]
             eager = ["torch eager"] if (size, precision) == (64, "fp32") else []
-            expected[f"epoch, batch {size}", precision] = ["onchip", *peers, *eager]
+            expected[f"epoch, batch {size}, uint8 pixels", precision] = ["onchip", *peers, *eager]
             if size == 64:
-                expected["epoch, batch 64, 8 networks", precision] = ["onchip"]
-        if size == 64:
-            expected["epoch, batch 64, float pixels", "fp32"] = ["onchip"]
+                expected["epoch, batch 64, uint8 pixels, 8 networks", precision] = ["onchip"]
+            if size in (64, 1024):
+                expected[f"epoch, batch {size}, float rows", precision] = ["onchip", *peers]
     assert engines == expected
 
 
 def test_the_cases_of_backprop():
     cases = backprop.cases(dataclasses.replace(ON_GPU, rows=(70,)))
     assert {(case.case, case.precision) for case in cases} == {
-        ("epoch of 70 patterns", precision) for precision in ("fp32", "tf32", "bf16")
+        (f"epoch of 70 patterns, {rows}", precision)
+        for rows in ("uint8 pixels", "float rows")
+        for precision in ("fp32", "tf32", "bf16")
     }
     assert {case.engine for case in cases} == {"onchip", "torch graph", "jax"}
 

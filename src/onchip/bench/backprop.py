@@ -1,4 +1,7 @@
-"""backprop: epochs of full-batch training of 784-56-28-10, on MNIST where it is, else on random patterns."""
+"""backprop: epochs of full-batch training of 784-56-28-10, on MNIST where it is, else on random patterns.
+
+Patterns are pixels, which a GPU keeps as bytes, and the same ones standardised.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from onchip.bench.gpu_training import epoch_jobs, training_cases
 from onchip.bench.gpu_training_peers import make_training_peers
 from onchip.bench.options import Options
 from onchip.bench.torch_training import torch_runs
-from onchip.bench.training import TrainingCase, onchip_run
+from onchip.bench.training import FLOATS, PIXELS, TrainingCase, onchip_run, with_floats
 from onchip.measure.pace import Pace
 from onchip.spec.network import Network
 from onchip.workloads import backprop
@@ -24,19 +27,25 @@ def cases(options: Options) -> list[Case]:
     made: list[Case] = []
     peers = make_training_peers()
     for n in options.rows or (backprop.PATTERNS,):
-        lesson = make_lesson(n, options)
-        if options.device != "cpu":
-            made += training_cases("backprop", epoch_jobs(f"epoch of {n} patterns", lesson), options, peers)
-            continue
-        engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_run, lesson)}
-        if options.peers:
-            engines |= torch_runs(lesson)
-        made += [
-            Case("backprop", f"epoch of {n} patterns", name, prepare, work=1, unit="epochs/s", parts=lesson.steps,
-                 floor_ms=lesson.step_floor_ms, threads=options.threads, pace=PACE)
-            for name, prepare in engines.items()
-        ]  # fmt: skip
+        pixels = make_lesson(n, options)
+        for kind, lesson in ((PIXELS, pixels), (FLOATS, with_floats(pixels))):
+            case = f"epoch of {n} patterns, {kind}"
+            if options.device != "cpu":
+                made += training_cases("backprop", epoch_jobs(case, lesson), options, peers)
+            else:
+                made += _cpu_cases(case, lesson, options)
     return made
+
+
+def _cpu_cases(case: str, lesson: TrainingCase, options: Options) -> list[Case]:
+    engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_run, lesson)}
+    if options.peers:
+        engines |= torch_runs(lesson)
+    return [
+        Case("backprop", case, name, prepare, work=1, unit="epochs/s", parts=lesson.steps,
+             floor_ms=lesson.step_floor_ms, threads=options.threads, pace=PACE)
+        for name, prepare in engines.items()
+    ]  # fmt: skip
 
 
 def make_lesson(n: int, options: Options) -> TrainingCase:

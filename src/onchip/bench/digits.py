@@ -1,6 +1,7 @@
 """digits: training of 784-320-160-10, on MNIST where it is, else on random pixels.
 
-On a CPU the time of a step, and inference; on a GPU that of an epoch.
+On a CPU the time of a step, and inference; on a GPU that of an epoch. Rows are pixels, which a GPU keeps as bytes; of
+two batch sizes the same ones standardised, too.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from onchip.bench.options import Options
 from onchip.bench.peers import subject_of
 from onchip.bench.results import ACCURACY
 from onchip.bench.torch_training import torch_accuracy, torch_runs
-from onchip.bench.training import TrainingCase, onchip_accuracy, onchip_run
+from onchip.bench.training import FLOATS, PIXELS, TrainingCase, onchip_accuracy, onchip_run, with_floats
 from onchip.measure.pace import Pace
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.workloads import digits
 from onchip.workloads.dataset import Dataset
 
-TRAIN_ROWS, TEST_ROWS, PIXELS = 60_000, 10_000, 784
+TRAIN_ROWS, TEST_ROWS, WIDTH = 60_000, 10_000, 784
 BATCHES = (16, 64, 256, 1_024, 4_096)
+FLOAT_BATCHES = (digits.TRAIN.batch_size, 1_024)  # that are trained over float rows, too
 SEEDS = 10
 NETWORKS = 8  # side by side
-EPOCH_PACE = Pace(rounds=5, block_s=2.0)  # an epoch takes a second or two: more rounds, so that there are ten samples
+EPOCH_PACE = Pace(rounds=5, block_s=1.0)  # an epoch takes about a second: two in a block, ten samples in all
 # The other batch sizes get fewer steps and less time: all of them take a minute or two.
-STEPS, STEPS_PACE = 500, Pace(rounds=5, block_s=0.6)
+STEPS, STEPS_PACE = 500, Pace(rounds=5, block_s=0.4)
 
 
 @functools.cache
@@ -45,8 +47,8 @@ def random_data(train: int, test: int) -> Dataset:
     """Bytes, four of five of them 0, whose places hang on the class: training goes as calmly as on digits."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, digits.CLASSES, train + test)
-    share = (256 * rng.random((digits.CLASSES, PIXELS), dtype=np.float32) ** 4).astype(np.uint8)  # of inked pixels
-    x: Array = rng.integers(0, 256, (train + test, PIXELS), dtype=np.uint8)
+    share = (256 * rng.random((digits.CLASSES, WIDTH), dtype=np.float32) ** 4).astype(np.uint8)  # of inked pixels
+    x: Array = rng.integers(0, 256, (train + test, WIDTH), dtype=np.uint8)
     x *= rng.integers(0, 256, x.shape, dtype=np.uint8) < share[y]
     pixels = x.astype(np.float32) / np.float32(255)
     return Dataset("random data", "made", 28, pixels[:train], y[:train], pixels[train:], y[train:])
@@ -63,7 +65,10 @@ def cases(options: Options, data: Dataset | None = None) -> list[Case]:
         return [*gpu_epochs(data, label, options), *accuracy]
     made: list[Case] = []
     for size in options.batches or BATCHES:
-        made += _step_cases(_lesson(data, label, size, options), options)
+        lesson = _lesson(data, label, size, options)
+        made += _step_cases(PIXELS, lesson, options)
+        if size in FLOAT_BATCHES:
+            made += _step_cases(FLOATS, with_floats(lesson), options)
     jobs = [
         Rows(f"infer, {B} rows", B, functools.partial(_rows, data.x_test, B), label)
         for B in options.rows or (len(data.x_test),)
@@ -75,7 +80,7 @@ def cases(options: Options, data: Dataset | None = None) -> list[Case]:
 
 
 def _network(seed: int) -> Network:
-    return digits.network(PIXELS, seed=seed)
+    return digits.network(WIDTH, seed=seed)
 
 
 def _rows(x: Array, B: int) -> Array:
@@ -91,36 +96,32 @@ def _lesson(data: Dataset, label: str, size: int, options: Options) -> TrainingC
 
 
 def gpu_epochs(data: Dataset, label: str, options: Options) -> list[Case]:
-    """Epochs of every batch size in every precision; for the workload's own also of many networks, and with pixels that
-    are no bytes."""
+    """Epochs of every batch size in every precision; for the workload's own also of many networks."""
     peers, own = make_training_peers(), digits.TRAIN.batch_size
     made: list[Case] = []
     for size in options.batches or BATCHES:
         train = dataclasses.replace(digits.TRAIN, batch_size=size, epochs=1)
         lesson = TrainingCase(_network, data.x_train, data.y_train, train, options.threads, options.device, label)
-        for job in epoch_jobs(f"epoch, batch {size}", lesson):
-            # At this size torch's graph was behind JAX on an H200, and each size takes long to compile.
-            chosen = {"jax": peers["jax"]} if size != own else peers
-            if size == own and job.precision == "fp32":
-                chosen = {**peers, "torch eager": torch_eager}
-            made += training_cases("digits", [job], options, chosen)
-            made += [together_case("digits", job, NETWORKS)] if size == own else []
-        if size == own:
-            noise: Array = np.random.default_rng(1).random((len(data.x_train), PIXELS), dtype=np.float32)
-            floats = dataclasses.replace(lesson, x=noise, data="random floats")
-            jobs = epoch_jobs(f"epoch, batch {size}, float pixels", floats, ("fp32",))
-            made += training_cases("digits", jobs, dataclasses.replace(options, peers=False))
+        rows = {PIXELS: lesson} | ({FLOATS: with_floats(lesson)} if size in FLOAT_BATCHES else {})
+        for kind, given in rows.items():
+            for job in epoch_jobs(f"epoch, batch {size}, {kind}", given):
+                # At this size torch's graph was behind JAX on an H200, and each size takes long to compile.
+                chosen = {"jax": peers["jax"]} if size != own else peers
+                if size == own and job.precision == "fp32" and kind == PIXELS:
+                    chosen = {**peers, "torch eager": torch_eager}
+                made += training_cases("digits", [job], options, chosen)
+                made += [together_case("digits", job, NETWORKS)] if size == own and kind == PIXELS else []
     return made
 
 
-def _step_cases(lesson: TrainingCase, options: Options) -> list[Case]:
+def _step_cases(kind: str, lesson: TrainingCase, options: Options) -> list[Case]:
     """Whole epochs through the public fit; the time told is that of a step."""
     size = lesson.options.batch_size
     engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_run, lesson)}
     if options.peers:
         engines |= torch_runs(lesson)
     return [
-        Case("digits", f"step, batch {size}", name, prepare, work=1, unit="steps/s", parts=lesson.steps,
+        Case("digits", f"step, batch {size}, {kind}", name, prepare, work=1, unit="steps/s", parts=lesson.steps,
              floor_ms=lesson.step_floor_ms, threads=options.threads,
              pace=EPOCH_PACE if size == digits.TRAIN.batch_size else STEPS_PACE)
         for name, prepare in engines.items()

@@ -25,16 +25,17 @@ from onchip.bench.torch_training import Autograd, torch_layers
 from onchip.bench.training import TrainingCase
 from onchip.spec.layers import ReLU, Sigmoid
 from onchip.spec.recipe import Array
+from onchip.train.options import TrainOptions
 
 Tensor = Any
-COMPILE_S, JAX_S = 40.0, 100.0  # of all a benchmark's torch.compile, and of JAX
+COMPILE_S, JAX_S = 60.0, 100.0  # of all a benchmark's torch.compile, and of JAX
 FULL_BATCHES = 50  # epochs of a full batch that are one graph, or one call of JAX
 
 
 def make_training_peers() -> dict[str, Build]:
     """Engine -> what builds it; of one benchmark, as they share an allowance."""
     return {
-        "jax": functools.partial(jax_scan, Allowance(JAX_S)),
+        "jax": functools.partial(jax_scan, Allowance(JAX_S), {}),
         "torch graph": functools.partial(torch_graph, Allowance(COMPILE_S)),
     }
 
@@ -168,8 +169,11 @@ def torch_eager(job: EpochJob, stage: TorchStage) -> PeerRun:
 # -- JAX ---------------------------------------------------------------------------------------------------
 
 
-def jax_scan(allowance: Allowance, job: EpochJob, stage: TorchStage) -> PeerRun:
-    """Epochs as one call. In fp32 products are true fp32, as everyone's; JAX's own default there is TF32."""
+def jax_scan(allowance: Allowance, compiled: dict[Any, Any], job: EpochJob, stage: TorchStage) -> PeerRun:
+    """Epochs as one call. In fp32 products are true fp32, as everyone's; JAX's own default there is TF32.
+
+    compiled  what earlier jobs had compiled: the same steps over other rows are not compiled again
+    """
     jax, lesson = load_jax(), job.lesson
     from_dlpack, n, full = importlib.import_module("jax.dlpack").from_dlpack, len(lesson.x), is_full(lesson)
     x, y = (from_dlpack(stage.torch.from_numpy(array).to(stage.device)) for array in (lesson.x, lesson.y))
@@ -177,7 +181,11 @@ def jax_scan(allowance: Allowance, job: EpochJob, stage: TorchStage) -> PeerRun:
     # In memory of its own from the first call on: where that moves, a graph of XLA could not be updated.
     first = [tuple(jax.numpy.asarray(weight.numpy()) for weight in pair) for pair in zip(w, b, strict=True)]
     zeros = [tuple(jax.numpy.zeros_like(weight) for weight in pair) for pair in first]
-    epochs = jax.jit(functools.partial(jax_steps, jax, lesson, [layer.activation for layer in layers]))
+    activations = tuple(layer.activation for layer in layers)
+    key = lesson.options, activations
+    if key not in compiled:
+        compiled[key] = jax.jit(functools.partial(jax_steps, jax, lesson.options, activations))
+    epochs = compiled[key]
     shuffled = jax.jit(lambda i: jax.random.permutation(jax.random.fold_in(jax.random.key(0), i), n))
     state, drawn = [(first, zeros)], itertools.count()
 
@@ -197,13 +205,13 @@ def jax_scan(allowance: Allowance, job: EpochJob, stage: TorchStage) -> PeerRun:
     )
 
 
-def jax_steps(jax: Any, lesson: TrainingCase, activations: Sequence[type | None], state: Any, x: Any, y: Any,
+def jax_steps(jax: Any, options: TrainOptions, activations: Sequence[type | None], state: Any, x: Any, y: Any,
               order: Any) -> tuple[Any, Any]:  # fmt: skip
     """SGD over an epoch's batches, in this order, or over FULL_BATCHES times all rows; the state then, and all losses.
 
     state  weights and velocities, a pair (weight, bias) for each layer
     """
-    numpy, options, size = jax.numpy, lesson.options, lesson.options.batch_size
+    numpy, size = jax.numpy, options.batch_size
 
     def loss_of(weights: Any, x: Any, y: Any) -> Any:
         h = x

@@ -69,7 +69,7 @@ def patterns(n: int) -> tuple[Patterns, str]:
     """n of MNIST's, again from the front where there are not so many, or random ones of their shape; and which."""
     if digits.find_mnist() is None:
         rng = np.random.default_rng(0)
-        x = rng.random((n, PIXELS), dtype=np.float32)
+        x = rng.integers(0, 256, (n, PIXELS), dtype=np.uint8).astype(np.float32) / np.float32(255)  # pixels, as MNIST's
         return Patterns(x, one_hot(rng.integers(0, CLASSES, n))), "random data"
     data = load_data("mnist")
     rows = np.arange(n) % len(data.x_train)

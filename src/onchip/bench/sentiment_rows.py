@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.kernels import reference
-from onchip.measure.truth import Rows, Truth, as_inputs
+from onchip.measure.truth import Rows, Truth, as_inputs, naive_run
 from onchip.runtime.check import with_rounded_tables
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
@@ -34,8 +34,7 @@ def exact_truth(net: Network, x: Array, dtype: str = "float32") -> Truth:
 
 def naive(net: Network, x: Array, dtype: str) -> Array:
     """What a run in this dtype makes of the sentences, a layer at a time."""
-    made: Array = reference.forward(*_few_tokens(net, x), dtype)
-    return made
+    return naive_run(*_few_tokens(net, x), dtype)
 
 
 class Truths:
@@ -56,7 +55,7 @@ class Truths:
 def rounded_table_truth(truth: Truth, net: Network, x: Array, tables: str, dtype: str = "float32") -> Truth:
     """The same truth; the yardstick is a naive run in this dtype, on tables that were rounded once."""
     few, ids = _few_tokens(net, x)
-    return truth.measured_by(reference.forward(with_rounded_tables(few, tables), ids, dtype))
+    return truth.measured_by(naive_run(with_rounded_tables(few, tables), ids, dtype))
 
 
 def _few_tokens(net: Network, x: Array) -> tuple[Network, Array]:

@@ -118,13 +118,16 @@ def test_sentiment_on_a_cpu(engine, ids):
 
 
 def test_digits_on_a_cpu():
-    check("digits", "infer, 10000 rows", digits_workload.network(digits.PIXELS), Job(batch=10_000))
+    check("digits", "infer, 10000 rows", digits_workload.network(digits.WIDTH), Job(batch=10_000))
 
 
 @pytest.mark.parametrize("batch", digits.BATCHES)
 def test_training_steps_on_a_cpu(batch):
     check(
-        "digits", f"step, batch {batch}", digits_workload.network(digits.PIXELS), Job(batch=batch, loss="cross_entropy")
+        "digits",
+        f"step, batch {batch}",
+        digits_workload.network(digits.WIDTH),
+        Job(batch=batch, loss="cross_entropy"),
     )
 
 

@@ -10,7 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,18 +137,13 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def command_line() -> str:
     """The command as it was typed, without where its results went and what the tree is a copy of."""
-    return shlex.join(["onchip", *told_words(sys.argv[1:])])
-
-
-def told_words(given: Iterable[str]) -> list[str]:
-    """Those of a command line that say what is measured."""
-    kept, words = [], iter(given)
+    kept, words = ["onchip"], iter(sys.argv[1:])
     for word in words:
         if word in _UNTOLD:
             next(words, "")
         elif not word.startswith(tuple(f"{option}=" for option in _UNTOLD)):
             kept.append(word)
-    return kept
+    return shlex.join(kept)
 
 
 def today() -> str:

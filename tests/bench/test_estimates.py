@@ -125,7 +125,7 @@ def test_digits_on_a_cpu():
 def test_training_steps_on_a_cpu(batch):
     check(
         "digits",
-        f"step, batch {batch}",
+        f"step, batch {batch}, uint8 pixels",
         digits_workload.network(digits.WIDTH),
         Job(batch=batch, loss="cross_entropy"),
     )
@@ -133,7 +133,7 @@ def test_training_steps_on_a_cpu(batch):
 
 def test_full_batch_training_on_a_cpu():
     job = Job(batch=backprop.PATTERNS, loss="half_sse", optimiser="momentum")
-    check("backprop", f"epoch of {backprop.PATTERNS} patterns", backprop.network(), job)
+    check("backprop", f"epoch of {backprop.PATTERNS} patterns, uint8 pixels", backprop.network(), job)
 
 
 @pytest.mark.parametrize("job", scans.CPU_JOBS, ids=lambda job: f"{job.case}, {job.dtype}")

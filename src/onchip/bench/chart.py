@@ -18,7 +18,7 @@ from onchip.bench.table import find_results, front_rows
 from onchip.errors import OnchipError
 from onchip.files import atomic_write, open_input
 
-_LEFT, _RIGHT, _TOP, _LINE = 330, 690, 46, 26  # pixels: where bars may lie, where they begin, from one to the next
+_LEFT, _RIGHT, _TOP, _LINE = 350, 690, 46, 26  # pixels: where bars may lie, where they begin, from one to the next
 _TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 _STYLE = (
     "text{fill:#1f2328}.dim{fill:#656d76}.faster{fill:#0969da}.slower{fill:#bc4c00}.grid{stroke:#d1d9e0}"

@@ -1,0 +1,86 @@
+"""Every committed result file is one whole run of one commit."""
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from onchip.bench.machine import SHA
+from onchip.bench.results import read_results
+from onchip.plan.floor import TOO_LOW
+
+ROOT = Path(__file__).parent.parent.parent
+FILES = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
+NAMES = [str(path.relative_to(ROOT / "benchmarks" / "results")) for path in FILES]
+
+
+PARTS = {"bench": ("--rows", "--batches", "--quick", "--threads"), "ladder": ("--rung", "--threads")}
+
+
+def why_not_whole(command: str, stem: str) -> str:
+    """What keeps this command from writing all of a file; "" if nothing does."""
+    _, kind, *words = shlex.split(command)
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if parts := options.intersection(PARTS[kind]):
+        return f"it is restricted by {', '.join(parts)}"
+    if kind == "ladder":  # of other rows than its own, a file of their own
+        rows = words[words.index("--rows") + 1 : words.index("--rows") + 2] if "--rows" in words else []
+        written = "-".join(["ladder", words[0], *rows])
+        return "" if written == stem else f"it writes {written}.json"
+    if "--peers" not in options:
+        return "it has no peers"
+    return "" if stem in words else "it measures something else"
+
+
+def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_a_file_is_of_one_whole_run_of_one_commit(path):
+    results = read_results(path)
+    assert SHA.fullmatch(results.commit), f"{results.commit}: a clean commit is expected"
+    assert not why_not_whole(results.command, path.stem), results.command
+    assert path.parent.name == results.machine["device"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_its_commit_is_one_of_this_history(path):
+    if not (ROOT / ".git").exists() or git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("no git history here, or a shallow one: git fetch --unshallow")
+    commit = read_results(path).commit
+    assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0, f"{commit} is not known here"
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_nobody_beats_the_floor(path):
+    """A floor is physics. A GPU's is made of its data sheet: a time that ended one means that the floor is wrong."""
+    results = read_results(path)
+    for row in results.rows:
+        where = f"{row.workload}, {row.case}, {row.engine}, {row.precision}"
+        if row.median_ms is not None and row.floor_ms is not None:
+            assert row.floor_ms <= row.median_ms, where
+        assert results.machine["device"].startswith("cpu") or "floor" not in row.extra, f"{where}: {TOO_LOW}"
+
+
+@pytest.mark.parametrize(
+    ("command", "stem", "why"),
+    [
+        ("onchip bench decode mlp --device cuda --peers", "mlp", ""),
+        ("onchip bench digits --peers --accuracy", "digits", ""),
+        ("onchip bench digits --peers --batches=64", "digits", "restricted by --batches"),
+        ("onchip bench decode --peers --rows 7", "decode", "restricted by --rows"),
+        ("onchip bench decode --peers --quick", "decode", "restricted by --quick"),
+        ("onchip bench decode --device cpu", "decode", "no peers"),
+        ("onchip bench decode --peers", "mlp", "something else"),
+        ("onchip ladder decode --device cpu", "ladder-decode", ""),
+        ("onchip ladder decode --rows 12800 --profile", "ladder-decode-12800", ""),
+        ("onchip ladder decode --rows 12800", "ladder-decode", "writes ladder-decode-12800.json"),
+        ("onchip ladder decode --rung numpy", "ladder-decode", "restricted by --rung"),
+    ],
+)
+def test_a_part_of_a_run_is_told_from_a_whole_one(command, stem, why):
+    found = why_not_whole(command, stem)
+    assert why in found
+    assert bool(why) == bool(found)

@@ -91,7 +91,7 @@ def build_app(only: str = "") -> typer.Typer:
 
     # Plain help: examples stay on their line and can be copied.
     app = typer.Typer(
-        cls=QuickGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+        cls=QuickGroup, rich_markup_mode=None, pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )  # fmt: skip
 
@@ -111,10 +111,10 @@ def build_app(only: str = "") -> typer.Typer:
 
 def _dispatch(argv: Sequence[str] | None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
-    if args[:1] == ["help"]:
+    if args[:1] in ([], ["help"]):
         args = [*args[1:], "--help"]
     try:
-        only = args[0] if args and args[0] in COMMANDS else ""  # the others need not be loaded
+        only = args[0] if args[0] in COMMANDS else ""  # the others need not be loaded
         code = build_app(only)(args=args, prog_name="onchip", standalone_mode=False, obj=args)
     except Exception as error:
         if not hasattr(error, "show"):  # the option parser's own have it; whose class they are goes with its version

@@ -77,7 +77,7 @@ $(BIN)/python:
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml
 	@echo "installing what the demo needs into $(VENV), once: a minute or two"
-	$(BIN)/python -m pip install --quiet -e '.[plot,sklearn]'
+	$(BIN)/python -m pip install --quiet -e .
 	touch $@
 
 $(VENV)/.test: $(BIN)/python pyproject.toml

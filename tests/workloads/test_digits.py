@@ -63,6 +63,15 @@ def test_labels_that_are_no_digits_are_refused(folder, part, n):
         digits.load_data("mnist")
 
 
+def test_the_bundled_digits_are_scikit_learns():
+    datasets, model_selection = pytest.importorskip("sklearn.datasets"), pytest.importorskip("sklearn.model_selection")
+    images, labels = datasets.load_digits(return_X_y=True)
+    split = model_selection.train_test_split(images / 16, labels, test_size=360, random_state=0, stratify=labels)
+    data = digits.load_data("sklearn")
+    for got, expected in zip((data.x_train, data.x_test, data.y_train, data.y_test), split, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_without_mnist(tmp_path, monkeypatch):
     monkeypatch.setenv("ONCHIP_DATA", str(tmp_path))
     monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path))

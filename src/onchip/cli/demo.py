@@ -28,7 +28,7 @@ def demo(
       onchip demo
 
     Takes some 20 seconds the first time, when kernels are compiled, then fewer. Needs no internet and no GPU: the
-    images of digits come with scikit-learn.
+    images of digits are a part of onchip.
     """
     from onchip.workloads.demo import check_rows_to_time, draw, plan_beside, save_and_load, time_rows, train_digits
 
@@ -47,13 +47,13 @@ def demo(
     say("\n".join(filter(None, [f"\n{plan.text(columns_of(sys.stderr))}", too_low])) + "\n")
     where = ", ".join(f"{t.engine.partition(',')[0]} on {t.device}" for t in timings)
     say(f"checked against float64, then timed in turns, from NumPy array to NumPy array: {where}")
-    picture, no_picture = draw(out, data, trained)
+    picture = draw(out, data, trained)
     if as_json:
         print_json({
             "device": engine.chosen, "epochs": epochs, "train_seconds": trained.fit.seconds,
             "epoch_losses": trained.fit.epoch_losses, "accuracy": trained.accuracy, "test_rows": len(data.x_test),
             "rows": rows, "timings": [asdict(timing) for timing in timings], "plan": plan.to_dict(),
-            "files": [str(path) for path in files], "picture": None if picture is None else str(picture),
+            "files": [str(path) for path in files], "picture": str(picture),
         })  # fmt: skip
     else:
         print(f"accuracy {trained.accuracy:.2%} on {len(data.x_test)} test images")
@@ -64,4 +64,4 @@ def demo(
             for i, t in enumerate(timings)
         ]  # fmt: skip
         print(fitted_columns(head, cells, columns_of(sys.stdout), right=(2, 3, 4, 5)))
-    say(f"no picture: {no_picture}" if picture is None else f"picture: {picture}")
+    say(f"picture: {picture}")

@@ -26,10 +26,10 @@ from onchip.train.training_run import Progress
 from onchip.workloads import digits
 from onchip.workloads.classify import Trained, train_and_test
 from onchip.workloads.dataset import Dataset
+from onchip.workloads.digits_picture import draw_digits
 
 # 97 to 98 % of the test rows in a fraction of a second; the defaults of `train` are made for MNIST.
 EPOCHS, LR, BATCH_SIZE, SEED = 30, 0.1, 32, 0
-SIDE = 8  # an image is 8x8 pixels
 ROWS = 20_000  # a second or two of timing on two cores
 _ROW_BYTES = 1024  # of a row in all engines: 64 pixels, 10 results, some copies
 REPEATS = 7
@@ -50,7 +50,7 @@ class Timing:
 def train_digits(
     folder: Path, epochs: int = EPOCHS, on_progress: Callable[[Progress], None] | None = None
 ) -> tuple[Dataset, Trained]:
-    """Train 64-320-160-10 on scikit-learn's digits; `folder`, where the results will go, is made first."""
+    """Train 64-320-160-10 on the bundled digits; `folder`, where the results will go, is made first."""
     if epochs < 1:
         raise InputError("bad number of epochs", got=str(epochs), expected="at least 1", hint=f"--epochs {EPOCHS}")
     make_folder(folder)
@@ -196,43 +196,8 @@ def torch_layers(net: Network, wanted: str) -> tuple[Callable[[Array], Array], s
 # -- the picture -------------------------------------------------------------------------------------------
 
 
-def draw(folder: Path, data: Dataset, trained: Trained) -> tuple[Path | None, str]:
-    """Test images with what the network says, the wrong ones first and in red, beside the loss curve.
-
-    The picture's path, or None and why there is no picture.
-    """
-    try:
-        from matplotlib.figure import Figure  # no pyplot: no window system is asked
-    except ImportError:
-        return None, "matplotlib is not installed: pip install 'onchip[plot]'"
-
-    wrong = np.flatnonzero(trained.predictions != data.y_test)
-    right = np.flatnonzero(trained.predictions == data.y_test)
-    columns, lines = 10, 5
-    shown = np.concatenate([wrong, right])[: columns * lines]
-    figure = Figure(figsize=(12, 4.6), layout="constrained")
-    grid = figure.add_gridspec(1, 2, width_ratios=(3, 2))
-    left, side = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
-    left.suptitle(f"{trained.accuracy:.1%} of {len(data.y_test)} test digits right, the {len(wrong)} wrong ones first")
-    for axis, i in zip(left.subplots(lines, columns).flat, shown, strict=False):
-        said, truth = trained.predictions[i], data.y_test[i]
-        axis.imshow(data.x_test[i].reshape(SIDE, SIDE), cmap="gray_r")
-        axis.set(xticks=[], yticks=[])
-        if said == truth:
-            axis.set_title(f"{said}", fontsize=9)
-        else:
-            axis.set_title(f"{said}, is {truth}", fontsize=9, color="tab:red")
-        for spine in axis.spines.values():
-            spine.set_color("lightgray" if said == truth else "tab:red")
-    axis = side.subplots()
-    losses, epochs = trained.fit.losses, len(trained.fit.epoch_losses)
-    steps = np.arange(1, len(losses) + 1) * epochs / len(losses)
-    axis.plot(steps, losses, color="lightsteelblue", linewidth=0.8, label="a step")
-    axis.plot(np.arange(epochs) + 0.5, trained.fit.epoch_losses, color="tab:blue", label="mean of an epoch")
-    axis.set(title="training", xlabel="epoch", ylabel="loss (cross entropy)", yscale="log", xlim=(0, epochs))
-    axis.legend(frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    path = folder / "digits.png"
+def draw(folder: Path, data: Dataset, trained: Trained) -> Path:
+    path = folder / "digits.svg"
     with atomic_write(path) as file:
-        figure.savefig(file, format="png", dpi=120)
-    return path, ""
+        file.write(draw_digits(data, trained).encode())
+    return path

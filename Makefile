@@ -6,7 +6,10 @@ QUICK  := tests/test_house.py tests/spec tests/formats/test_csv_rows.py tests/pl
           tests/plan/test_planner.py tests/kernels/test_mlp_fused_cpu.py tests/runtime/test_engine.py \
           tests/train/test_options.py tests/train/test_fit_inputs.py tests/cli/test_cli_plan.py tests/cli/test_cli_cache.py
 
-.PHONY: demo test test-all quick check check-kernels sanitize bench bench-h200 docs clean
+BOUNDS := tests/cli/test_cli_main.py tests/cli/test_quick_parse.py tests/cli/test_cli_demo.py tests/formats/test_onnx_layers.py \
+          tests/kernels/test_mlp_fused_cpu.py tests/runtime/test_engine.py tests/train/test_fit_many.py
+
+.PHONY: demo test test-all test-bounds quick check check-kernels sanitize bench bench-h200 docs clean
 
 # The first time it makes .venv: a minute or two of downloads, then some 20 seconds; after that fewer.
 demo: $(VENV)/.demo
@@ -18,6 +21,9 @@ test: $(VENV)/.test
 # Every case of every test, also of those of which `make test` runs a sample.
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --all-cases
+# With the oldest and with the newest packages that pyproject.toml admits, each in an environment of its own.
+test-bounds:
+	$(PYTHON) tests/bounds.py $(BOUNDS)
 
 # Some of every room, in under a minute on two cores: what to run before a commit.
 quick: $(VENV)/.test

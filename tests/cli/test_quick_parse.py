@@ -14,13 +14,15 @@ from onchip.cli.main import COMMANDS, build_app
 VALUES = [None, "", "7", "-7", "2.5", "1e-3", "inf", "1_0", " 7", "x", "a/b.npy", "٣", 3, 0.5, Path("x"), (), ["a"]]
 
 
-def outcome(process, context, value):
+def outcome(process, context, value, kind):
     """What comes out, with its type, or what kind of error."""
     with contextlib.suppress(typer.Exit):
         try:
             got = process(context, value)
         except Exception as error:
             return type(error).__name__, str(error)
+        if kind is Path and isinstance(got, str):  # Typer before 0.29 converts it later
+            got = Path(got)
         return type(got).__name__, str(got)
     return "exit"
 
@@ -33,8 +35,9 @@ def test_every_option_is_converted_as_typer_does_it(name):
         if parameter.name == "help":  # it would print
             continue
         for value in VALUES:
-            quick = outcome(parameter.process_value, context, value)
-            assert quick == outcome(parameter.process_value.slow, context, value), (parameter.name, value)
+            kind = parameter.process_value.kind
+            quick = outcome(parameter.process_value, context, value, kind)
+            assert quick == outcome(parameter.process_value.slow, context, value, kind), (parameter.name, value)
 
 
 def test_a_command_loads_itself_and_no_pydantic():

@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ PINNED = {"llvmlite": "numba"}  # modules whose versions another package chooses
 def bounds():
     """The requirements of each package: of onchip itself, and of its extras."""
     found = {}
-    for requirement in [*PROJECT["dependencies"], *sum(PROJECT["optional-dependencies"].values(), [])]:
+    for requirement in chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()):
         name = re.match(r"[\w-]+", requirement)[0]
         if name != "onchip":
             found.setdefault(name, []).append(requirement)

@@ -23,6 +23,7 @@ from onchip.spec.layers import (
     Conv1d,
     ConvTranspose2d,
     Embedding,
+    Gather,
     Linear,
     LogSoftmax,
     Mul,
@@ -164,6 +165,36 @@ def test_printing_shows_every_layer():
         assert node.name in text
     assert "LogSoftmax(axis=-1)" in text
     assert "float32[B, 3]" in text
+
+
+def test_repr_shows_layers_shapes_and_parameters_but_no_weights():
+    net = mlp(20, 16, 3, name="small")
+    head, *lines = repr(net).splitlines()
+    assert head.startswith("Network small: 387 parameters, ")
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["x", "input"],
+        ["fc1", "Linear"],
+        ["relu1", "ReLU"],
+        ["fc2", "Linear"],
+    ]
+    assert "[B, 3]" in lines[-1]
+    assert len(repr(mlp(2000, 3000, 2000))) < 1000
+
+
+def test_repr_of_a_long_network_shows_its_ends():
+    net = mlp(*[4] * 500)
+    lines = repr(net).splitlines()
+    assert len(lines) < 30
+    assert lines[2].split()[0] == "x"
+    assert any("978 more" in line for line in lines)
+    assert lines[-1].split()[0] == net.outputs[0]
+
+
+def test_a_layer_shows_some_of_many_indices():
+    layer = Gather(1, tuple(range(5000)))
+    for text in (str(layer), repr(layer)):
+        assert len(text) < 120
+        assert "(0, 1, 2" in text
 
 
 def test_html_is_escaped():

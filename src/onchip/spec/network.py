@@ -17,6 +17,8 @@ from onchip.spec.recipe import Recipe, Weight
 from onchip.spec.text import columns, escaped, html_table
 from onchip.spec.types import DTYPE_BYTES, TensorType
 
+_LINES_SHOWN = 10  # of a long network, from its beginning and from its end
+
 
 @dataclass(frozen=True)
 class Node:
@@ -36,7 +38,7 @@ class Node:
         return Node, (self.name, self.layer, self.inputs, dict(self.weights))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Network:
     """What will be computed, never how. Checked when it is made: a Network that exists is sound."""
 
@@ -46,7 +48,7 @@ class Network:
     weights: Mapping[str, Weight]
     name: str = "network"
     meaning: Meaning = Meaning()  # noqa: RUF009 - frozen
-    types: Mapping[str, TensorType] = field(init=False, repr=False)  # of every value, derived
+    types: Mapping[str, TensorType] = field(init=False)  # of every value, derived
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", MappingProxyType(dict(self.inputs)))
@@ -225,6 +227,13 @@ class Network:
 
     def __str__(self) -> str:
         return f"{self._summary()}\n{columns(*self._table(), right=(4, 5))}"
+
+    def __repr__(self) -> str:
+        """As it prints itself; of a long network the first and the last layers."""
+        head, rows = self._table()
+        if (more := len(rows) - 2 * _LINES_SHOWN) > 1:
+            rows[_LINES_SHOWN:-_LINES_SHOWN] = [["...", f"{more:,} more", "", "", "", ""]]
+        return f"Network {self._summary()}\n{columns(head, rows, right=(4, 5))}"
 
     def _repr_html_(self) -> str:
         return f"<p>{escaped(self._summary())}</p>{html_table(*self._table())}"

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass
 from typing import Any, ClassVar
 
-from onchip.errors import ShapeError
+from onchip.errors import ShapeError, shorten
 from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType
 
 LAYERS: dict[str, type[Layer]] = {}
+MAX_SHOWN = 60  # characters of an attribute in a repr: a Gather may have any number of indices
 
 Types = tuple[TensorType, ...]
 WeightTypes = Mapping[str, TensorType]
@@ -65,7 +66,8 @@ class Layer(abc.ABC):
         return hash((self.kind, *vars(self).values()))
 
     def __repr__(self) -> str:
-        return f"{self.kind}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+        texts = (f"{name}={shorten([repr(value)], MAX_SHOWN)[0]}" for name, value in vars(self).items())
+        return f"{self.kind}({', '.join(texts)})"
 
     def __str__(self) -> str:
         inside = ", ".join(f"{k}={v}" for k, v in self.attributes().items())

@@ -133,7 +133,7 @@ def test_verbosity(cli, flag, shown):
         (["x.npy", "x.npy"], ["x.npy", "unknown format", ".onnx"]),
         (["m.onnx", "nothing.npy"], ["nothing.npy", "No such file"]),
         (["m.onnx", "m.onnx"], ["m.onnx", "not an array of rows"]),
-        (["m.onnx", "x.npy", "--device", "gpu"], ["unknown device", "gpu"]),
+        (["m.onnx", "x.npy", "--device", "npu"], ["unknown device", "npu"]),
         (["m.onnx", "x.npy", "--precision", "fp7"], ["fp7", "fp32"]),
         (["m.onnx", "x.npy", "--device", "cpu", "--precision", "bf16"], ["bf16", "fp32"]),
         (["m.onnx", "x.npy", "--threads", "0"], ["threads", "0"]),

@@ -19,7 +19,7 @@ from onchip.ladders.show import need_matplotlib, save_plot
 from onchip.measure.pace import Pace, show_ms
 from onchip.plan.device import Device
 from onchip.runtime.cpu import check_threads, this_cpu
-from onchip.runtime.placement import find_device
+from onchip.runtime.placement import device_name, find_device
 from onchip.spec.names import known_name
 
 
@@ -79,7 +79,7 @@ def climb_ladder(
 
 def find_ladder_device(name: str, options: LadderOptions, reporter: Reporter) -> Device:
     """The device that a ladder is climbed on. "auto": the GPU where there is one and the ladder has rungs for it."""
-    asked = known_name(options.device, ("auto", "cpu", "cuda"), "device for a ladder", "--device auto")
+    asked = known_name(device_name(options.device), ("auto", "cpu", "cuda"), "device for a ladder", "--device auto")
     if asked == "auto" and "cuda" not in ladder_devices(name):
         reporter.say("device: cpu (auto: this ladder has no rungs for a GPU yet)")
         asked = "cpu"

@@ -37,8 +37,9 @@ def may_use_gpu(device: str, threads: int | None) -> bool:
 
 
 def device_name(name: str) -> str:
-    """The name of a device to run on, in lower case; DeviceError if it is none."""
+    """The name of a device to run on, in lower case, "gpu" as "cuda"; DeviceError if it is none."""
     kind, colon, number = str(name).lower().partition(":")
+    kind = "cuda" if kind == "gpu" else kind
     if kind == "cuda" or (kind in ("auto", "cpu") and not colon):
         return kind + colon + number
     if kind in KNOWN:

@@ -25,7 +25,7 @@ from onchip.runtime.cpu_weights import large_weights
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 from onchip.runtime.engine import Engine, read_plan
 from onchip.runtime.output import PartialOutput
-from onchip.runtime.placement import find_device, kernels_for, place, plan_and_reason
+from onchip.runtime.placement import device_name, find_device, kernels_for, place, plan_and_reason
 from onchip.runtime.rank_messages import DEADLINE_S, Orders
 from onchip.runtime.ranks import Ranks, rank_threads
 from onchip.runtime.row_sources import Source
@@ -85,7 +85,8 @@ def start_job(
     if output is not None:
         output.begin(plan_record(plan), cuts)
     if ranks.size > 1:
-        asked = how.device if how.device.startswith("cuda:") else kind
+        name = device_name(how.device)
+        asked = name if name.startswith("cuda:") else kind
         slices = None if output is None else output.slices
         meets = kind == "cpu" and bool(large_weights(placed[0][0]))
         packed = pack_sources(sources)
@@ -114,6 +115,7 @@ def _plan_again(record: Any, net: Network, job: Job, name: str) -> Plan:
 
 def ranks_for(net: Network, device: str, job: Job) -> tuple[int, str]:
     """How many ranks of this machine should do the job, and why."""
+    device = device_name(device)
     if device == "auto":
         device = "cuda" if cuda_devices() else "cpu"
     if not device.startswith("cuda"):

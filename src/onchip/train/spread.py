@@ -14,6 +14,7 @@ from onchip.errors import InputError, KernelError, OnchipError
 from onchip.kernels.cpu.train_step import BLOCK
 from onchip.plan.plan import Plan
 from onchip.runtime.cuda.devices import cuda_devices
+from onchip.runtime.placement import device_name
 from onchip.runtime.ranks import Ranks, gather_all, rank_device, rank_threads
 from onchip.train.training_run import Epoch, FitResult, PlannedRun
 
@@ -42,7 +43,8 @@ def plan_device(text: str, ranks: Ranks, device: str, threads: int | None) -> tu
     kind = json.loads(text)["device"]["kind"]
     if kind == "cpu":
         return "cpu", rank_threads(threads, ranks)
-    return rank_device("cuda" if device == "auto" else device, ranks, len(cuda_devices())), None
+    name = device_name(device)
+    return rank_device("cuda" if name == "auto" else name, ranks, len(cuda_devices())), None
 
 
 def check_batches(plan: Plan, rows: int, ranks: Ranks) -> None:

@@ -66,6 +66,14 @@ def test_the_lines_of_a_log_stay():
     assert str(error) == "does not compile\n  got:      a.cu(1): error\n  x = \\x1b[31my\n  ^\n  try:      look"
 
 
+def test_several_lines_of_what_to_do():
+    error = InputError("what", got="g", expected="e", hint=("do\nthis", "", "or that"))
+    assert str(error) == "what\n  got:      g\n  expected: e\n  try:      do\\nthis\n            or that"
+    again = FormatError(error.what, got=error.got, expected=error.expected, hint=error.hint)
+    assert str(pickle.loads(pickle.dumps(again))) == str(error)
+    assert len(str(OnchipError("x" * 10**4, hint=("y" * 10**4,) * 3))) <= MAX_MESSAGE
+
+
 def test_an_error_survives_a_process_border():
     error = pickle.loads(pickle.dumps(FormatError("what", got="g", expected="e", hint="h")))
     assert str(error) == "what\n  got:      g\n  expected: e\n  try:      h"

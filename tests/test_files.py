@@ -272,3 +272,15 @@ def test_memory_is_asked_before_it_is_taken():
     with pytest.raises(InputError, match="an ocean does not fit into memory") as caught:
         check_memory(1 << 60, "an ocean")
     assert "B, which are free" in caught.value.expected
+
+
+@pytest.mark.parametrize("name", ["rows.npy", "net.onnx", "table.csv"])
+def test_a_pointer_of_git_lfs_is_not_the_file(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n")
+    with pytest.raises(FormatError, match="Git LFS") as caught:
+        open_input(path)
+    assert f"git lfs pull --include '{name}'" in str(caught.value)
+    path.write_text("version https://")
+    with open_input(path) as file:
+        assert file.read() == b"version https://"

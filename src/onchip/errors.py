@@ -52,18 +52,23 @@ class OnchipError(Exception):
     exit_code = 1
     log_lines: ClassVar[bool] = False  # what was got may be a compiler's log, whose lines stay lines
 
-    def __init__(self, what: str, *, got: str = "", expected: str = "", hint: str = "") -> None:
+    def __init__(self, what: str, *, got: str = "", expected: str = "", hint: str | tuple[str, ...] = "") -> None:
+        """hint  what to do, in one line or in several"""
+        hints = (hint,) if isinstance(hint, str) else hint
         lines = shorten([got], MAX_MESSAGE)[0].split("\n") if self.log_lines else [got]
-        texts = [printable(what), "\n".join(map(printable, lines)), printable(expected), printable(hint)]
-        labels = 3 * len("\n  expected: ")
-        self.what, self.got, self.expected, self.hint = shorten(texts, MAX_MESSAGE - labels)
+        texts = [printable(what), "\n".join(map(printable, lines)), printable(expected), *map(printable, hints)]
+        labels = (2 + len(hints)) * len("\n  expected: ")
+        self.what, self.got, self.expected, *told = shorten(texts, MAX_MESSAGE - labels)
+        self.hint = told[0] if isinstance(hint, str) else tuple(told)
         super().__init__(self.what)
 
     def __str__(self) -> str:
         lines = [self.what]
-        for label, text in (("got", self.got), ("expected", self.expected), ("try", self.hint)):
-            if text:
-                lines.append(f"  {label + ':':<10}{text}")
+        hints = (self.hint,) if isinstance(self.hint, str) else self.hint
+        for label, texts in (("got:", (self.got,)), ("expected:", (self.expected,)), ("try:", hints)):
+            for text in filter(None, texts):
+                lines.append(f"  {label:<10}{text}")
+                label = ""
         return "\n".join(lines)
 
 

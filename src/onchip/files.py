@@ -224,10 +224,14 @@ def _identity(path: StrPath) -> object:
         return os.path.realpath(path)
 
 
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
 def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open a file for reading; a missing or unreadable one is a FormatError that says so.
 
-    So is what is no regular file: a pipe may never begin, a device may never end, and neither can be mapped.
+    So is what is no regular file: a pipe may never begin, a device may never end, and neither can be mapped. And so is
+    what Git LFS leaves in the place of a file that it did not fetch.
     """
     source = Path(path)
     try:
@@ -237,7 +241,16 @@ def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
         if not stat.S_ISREG(mode):
             got, hint = "a device, a pipe or a socket", "write what it gives into a file first"
             raise FormatError(f"cannot read {source}", got=got, expected="a file", hint=hint)
-        return source.open("rb")
+        file = source.open("rb")
+        if os.pread(file.fileno(), len(_LFS_POINTER), 0) == _LFS_POINTER:
+            file.close()
+            raise FormatError(
+                f"{source} is not the file, but Git LFS's pointer to it", got="a few lines of text",
+                expected="the file itself",
+                hint=(f"git lfs install && git lfs pull --include '{source.name}', in its repository",
+                      "or download it: from Hugging Face by a link with /resolve/, from GitHub by 'Download raw file'"),
+            )  # fmt: skip
+        return file
     except FormatError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte in it

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import numpy as np
 import pytest
 
+import onchip
 from onchip.errors import FormatError, InputError
 from onchip.formats.load import SUFFIXES, load_file, save
 from onchip.spec.build import mlp
+
+POINTER = """version https://git-lfs.github.com/spec/v1
+oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
+size 12345
+"""
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net.safetensors", "NET.ONNX", "net.SafeTensors"])
@@ -30,6 +38,47 @@ def test_unknown_suffix_lists_the_known(tmp_path, name):
         assert suffix in str(reading.value)
         assert suffix in str(writing.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("net.pt", ["torch.load('net.pt')", "onchip.load(module.eval(), example)", "onchip.save(net, 'net.onnx')"]),
+        ("a/net.PTH", ["torch.load('a/net.PTH')", "onchip.save(net, 'a/net.onnx')"]),
+        ("net.keras", ["load_model('net.keras').export('net.onnx', format='onnx')", "tf2onnx.convert --keras"]),
+        ("net.h5", ["load_model('net.h5')", "tf2onnx.convert --keras 'net.h5' --output 'net.onnx'"]),
+        ("net{0}.tflite", ["tf2onnx.convert --tflite 'net{0}.tflite' --output 'net{0}.onnx'", "format='onnx'"]),
+    ],
+)
+def test_files_of_other_tools_have_two_lines_that_help(name, words):
+    with pytest.raises(InputError, match="another tool's format") as caught:
+        onchip.load(name)
+    assert len(caught.value.hint) == 2
+    assert ", ".join(SUFFIXES) in caught.value.expected
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_torchscript_file_is_told_from_weights(tmp_path):
+    for name, inside, word in (("a.pt", "constants.pkl", "torch.jit.load"), ("b.pt", "data.pkl", "load_state_dict")):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(f"net/{inside}", b"")
+        with pytest.raises(InputError) as caught:
+            load_file(tmp_path / name)
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "check", "bench"])
+@pytest.mark.parametrize("name", ["net.pt", "net.tflite", "net.onnx", "net.safetensors"])
+def test_every_command_says_what_to_do(cli, tmp_path, command, name):
+    (tmp_path / name).write_text(POINTER)
+    ran = cli(command, name, *(["--count", 3] if command == "run" else []))
+    assert (ran.code, ran.out) == (2, "")
+    first, second = ran.err.splitlines()[-2:]
+    assert first.startswith("  try:      ")
+    assert second.startswith("            ")
+    assert ("git lfs pull" in first) == (name in ("net.onnx", "net.safetensors"))
+    assert "Traceback" not in ran.err
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

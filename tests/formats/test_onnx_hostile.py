@@ -43,6 +43,23 @@ def test_every_missing_operator_is_named_with_what_to_do_instead(tmp_path):
     refused(tmp_path, model([helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")]), "before ONNX Runtime")
 
 
+@pytest.mark.parametrize(
+    ("kinds", "domain"),
+    [
+        (["DynamicQuantizeLinear", "MatMulInteger"], ""),
+        (["ConvInteger"], ""),
+        (["QLinearConv", "QLinearMatMul"], ""),
+        (["QAttention", "DynamicQuantizeMatMul", "MatMulNBits", "QLinearAdd"], "com.microsoft"),
+    ],
+)
+def test_an_int8_file_has_two_lines_that_help(tmp_path, kinds, domain):
+    nodes = [helper.make_node(kind, ["x"], [f"y{i}"], domain=domain) for i, kind in enumerate(kinds)]
+    told = refused(tmp_path, model([*nodes, op("Relu", "y0")]), "float model", "QuantFormat.QDQ", *kinds)
+    lines = told.splitlines()
+    assert lines[-2].startswith("  try:")
+    assert lines[-1].startswith("            or ")
+
+
 def test_old_and_missing_opsets(tmp_path, monkeypatch):
     refused(tmp_path, model([op("Cast", "x", to="FLOAT")], opset=5), "too old", "opset 5", "opset 6 or newer", "Cast")
     refused(tmp_path, model([op("Det", "x")], opset=5), "Det (1 node)")

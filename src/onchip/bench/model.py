@@ -12,7 +12,7 @@ from onchip.bench.inference import Rows, inference_cases
 from onchip.bench.options import Options
 from onchip.bench.peers import subject_of
 from onchip.errors import InputError
-from onchip.formats.load import SUFFIXES, load_file
+from onchip.formats.load import load_file
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Truth, naive_error
 from onchip.runtime.row_sources import random_inputs
@@ -27,7 +27,7 @@ PACE = Pace(rounds=5, block_s=0.2, warm_up_s=0.1, pause_s=0.1)
 
 def is_model(name: str) -> bool:
     """Whether this is the file of a network, not the name of a benchmark."""
-    return Path(name).suffix.lower() in SUFFIXES
+    return Path(name).suffix != ""
 
 
 def model_cases(path: str, options: Options) -> list[Case]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onchip.errors import InputError
 from onchip.formats.safetensors_file import read_safetensors, write_safetensors
+from onchip.formats.unreadable import explain_format
 from onchip.spec.network import Network, check_network
 
 
@@ -32,7 +33,7 @@ def load_file(path: str | os.PathLike[str]) -> Network:
     """The network in a file; FormatError if the file is missing or bad, InputError if its suffix is unknown."""
     source = Path(path)
     if source.suffix.lower() not in READERS:
-        raise _unknown_suffix(source, "read", list(READERS))
+        raise explain_format(source, list(READERS)) or _unknown_suffix(source, "read", list(READERS))
     return READERS[source.suffix.lower()](source)
 
 

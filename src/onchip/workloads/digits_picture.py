@@ -38,7 +38,7 @@ def draw_digits(data: Dataset, trained: Trained) -> str:
             f'<g transform="translate({x} {y}) scale({_SCALE})">{_pixels(data.x_test[i].reshape(side, side))}</g>',
             f'<text x="{middle:g}" y="{below}" text-anchor="middle" fill="{colour}">{answer}</text>',
         ]
-    return "\n".join([*lines, *_curve(trained.fit.losses, trained.fit.epoch_losses), "</svg>", ""])
+    return "\n".join([*lines, *_curve(trained.fit.losses.tolist(), trained.fit.epoch_losses), "</svg>", ""])
 
 
 def _pixels(image: Array) -> str:

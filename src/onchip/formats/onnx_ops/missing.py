@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import FOLDS, READERS, Op
 from onchip.spec.reading import show
 
-FLOAT_MODEL = "the float model that it was quantized from, and precision='fp16' or 'bf16'"
+FLOAT_MODEL = (
+    "the float model that it was quantized from, often model.onnx beside model_quantized.onnx; "
+    "precision='fp16' or 'bf16' makes it smaller",
+    "or quantize that with onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ), whose "
+    "QuantizeLinear and DequantizeLinear onchip reads",
+)
+_QUANTIZED = re.compile(r"(com\.microsoft\.)?Q[A-Z]|.*(Quantize|Integer|NBits)")
 # What leads on where there is more to say than "without it": families of operators -> advice.
 _INSTEAD = {
     ("NonMaxSuppression", "NonZero", "Unique", "Compress"): "end the network before it and go on with NumPy: "
@@ -19,7 +27,6 @@ _INSTEAD = {
     "sequences of one length, an EmbeddingBag as an Embedding and a mean",
     ("GridSample", "AffineGrid", "RoiAlign"): "end the network before it: what is read depends on the numbers",
     ("MelWeightMatrix",): "a constant, or a Linear with the matrix as its weight",
-    ("DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger"): FLOAT_MODEL,
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"):
     "random numbers as an input of the network",
     ("ai.onnx.ml.TreeEnsembleClassifier", "ai.onnx.ml.TreeEnsembleRegressor", "ai.onnx.ml.TreeEnsemble",
@@ -58,7 +65,7 @@ def check_operators(ops: Sequence[Op], inputs: Iterable[str]) -> None:
     raise FormatError(
         f"{'operators' if len(missing) > 1 else 'an operator'} that onchip does not have",
         got=f"{', '.join(kinds)}; {sum(map(len, missing.values()))} of {len(ops)} in all",
-        expected=f"one of {known}", hint="; ".join(dict.fromkeys(map(_instead, missing))),
+        expected=f"one of {known}", hint=tuple(dict.fromkeys(chain.from_iterable(map(_instead, missing)))),
     )  # fmt: skip
 
 
@@ -67,8 +74,10 @@ def _nodes(of: list[Op]) -> str:
     return f"{count}, {'' if len(of) == 1 else 'first '}{show(of[0].name)}" if of[0].name else count
 
 
-def _instead(kind: str) -> str:
+def _instead(kind: str) -> tuple[str, ...]:
+    if _QUANTIZED.match(kind):
+        return FLOAT_MODEL
     for family, advice in _INSTEAD.items():
         if kind in family:
-            return advice
-    return _BY_DOMAIN.get(kind.rpartition(".")[0], INSTEAD)
+            return (advice,)
+    return (_BY_DOMAIN.get(kind.rpartition(".")[0], INSTEAD),)

@@ -16,6 +16,7 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, folds, reads
 from onchip.formats.onnx_ops.combine import combine
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
+from onchip.formats.onnx_ops.missing import FLOAT_MODEL
 from onchip.spec.layers import Add, Cast, Clip, Div, Max, Min, Mul, Round, ToInts
 from onchip.spec.layers.cast import CastTo, Whole
 from onchip.spec.recipe import Array
@@ -46,7 +47,7 @@ def read_quantize(graph: GraphReader, op: Op) -> None:
     if zero.dtype.name not in _DTYPES or op.attribute("block_size", 0):
         got = f"{zero.dtype.name}, blocks of {op.attribute('block_size', 0)}"
         expected = f"{', '.join(_DTYPES)}, no blocks"
-        raise FormatError(f"{op}: ints of another kind", got=got, expected=expected)
+        raise FormatError(f"{op}: ints of another kind", got=got, expected=expected, hint=FLOAT_MODEL)
     zeros = _along(graph, op, zero, len(graph.shape(x))).astype(np.int64)
     limits, dtype = np.iinfo(zero.dtype), numpy_dtype(graph.types[x].dtype)
     divided = combine(graph, op, Div(), {0: x}, {1: scale.astype(dtype)}, is_step=True, name=op.inputs[1])
@@ -88,7 +89,8 @@ def fold_dequantize(graph: GraphReader, op: Op) -> Array:
     array, scale = graph.constant(op, 0), graph.constant(op, 1)
     graph.spend(op, array.size)
     if op.attribute("block_size", 0):
-        raise FormatError(f"{op}: ints of another kind", got="blocks", expected="a scale for all, or one a channel")
+        expected = "a scale for all, or one a channel"
+        raise FormatError(f"{op}: ints of another kind", got="blocks", expected=expected, hint=FLOAT_MODEL)
     zero = graph.constant(op, 2) if graph.has(op, 2) else np.zeros((), array.dtype)
     less = array.astype(np.int64) - _along(graph, op, zero, array.ndim).astype(np.int64)
     return np.asarray(less.astype(scale.dtype) * _along(graph, op, scale, array.ndim), scale.dtype)

@@ -21,6 +21,7 @@ test: $(VENV)/.test
 # Every case of every test, also of those of which `make test` runs a sample.
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --all-cases
+
 # With the oldest and with the newest packages that pyproject.toml admits, each in an environment of its own.
 test-bounds:
 	$(PYTHON) tests/bounds.py $(BOUNDS)

@@ -155,12 +155,12 @@ def test_without_scikit_learn_networks_run_and_what_needs_it_says_so():
         "import numpy as np, onchip\n"
         "print(onchip.compile(onchip.mlp(2, 3, activation='GELU'), 'cpu')(np.zeros((1, 2), np.float32)).shape)\n"
         "from onchip.cli.main import main\n"
-        "print(main(['train', 'digits', '--data', 'sklearn']))\n"
+        "assert main(['train', 'digits', '--data', 'sklearn', '--epochs', '1']) == 0\n"
         "try: onchip.Classifier\n"
         "except ImportError as error: print(error)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    shape, exit_code, *message = ran.stdout.splitlines()
-    assert (shape, exit_code, message[0]) == ("(1, 3)", "2", "onchip.Classifier needs scikit-learn")
-    assert "pip install 'onchip[sklearn]'" in ran.stderr
-    assert "pip install 'onchip[sklearn]'" in message[-1]
+    shape, *lines = ran.stdout.splitlines()
+    assert shape == "(1, 3)"
+    assert "onchip.Classifier needs scikit-learn" in lines
+    assert "pip install 'onchip[sklearn]'" in lines[-1]

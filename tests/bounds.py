@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 EXTRA = "sklearn"  # small; torch is not, and cuda needs a GPU
-TOOLS = ("pytest", "pytest-timeout", "hypothesis")
+TOOLS = ("pytest", "pytest-timeout", "hypothesis", "onnxruntime")
 
 
 def requirements() -> list[str]:

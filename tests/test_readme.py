@@ -41,7 +41,6 @@ def bare(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-@pytest.mark.timeout(1200)  # it downloads 150 MB where pip has not kept them
 def test_the_first_block_works_in_a_bare_environment(bare):
     block = re.search(r"^```console\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     lines = re.findall(r"^\$ (.*)$", block[1], re.MULTILINE)

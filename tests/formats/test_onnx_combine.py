@@ -44,7 +44,7 @@ def two_inputs(nodes, first, second, weights=None, opset=17):
 def test_two_values(tmp_path, kind, first, second):
     net = check_meaning(tmp_path, two_inputs([op(kind, "x z", name="n")], ("N", *first), ("N", *second)))
     assert list(net.inputs) == ["x", "z"]
-    assert net.outputs == ("n",)
+    assert net.outputs == ("y",)
     assert kinds(net) == [kind]
 
 
@@ -53,7 +53,7 @@ def test_two_values(tmp_path, kind, first, second):
 def test_a_value_and_a_constant(tmp_path, kind, shape):
     for order in ("x c", "c x"):
         net = check_meaning(tmp_path, model([op(kind, order, name="n")], {"c": numbers(*shape, seed=3)}, ("N", 3, 4)))
-        assert net.outputs == ("n",)
+        assert net.outputs == ("y",)
         assert net.output == TensorType(("B", 3, 4))
 
 
@@ -67,7 +67,7 @@ def test_neg_and_sums_of_many(tmp_path):
     net = check_meaning(tmp_path, model(nodes, {"c": numbers(4), "d": numbers(3, 1)}, ("N", 3, 4)))
     assert kinds(net) == ["Mul", "Add"]
     assert len(net.nodes[1].inputs) == 3
-    assert check_meaning(tmp_path, model([op("Sum", "x")])).nodes == ()
+    assert kinds(check_meaning(tmp_path, model([op("Sum", "x")]))) == ["Identity"]
 
 
 def test_an_add_behind_a_biased_linear_stays(tmp_path):
@@ -305,7 +305,7 @@ def test_gather_is_embedding(tmp_path, element, table, ids):
     proto.graph.output[0].type.tensor_type.elem_type = F32
     net = check_meaning(tmp_path, proto)
     assert isinstance(net.nodes[0].layer, Embedding)
-    assert (net.output.row_shape, net.outputs) == ((*ids, *table[1:]), ("e",))
+    assert (net.output.row_shape, net.outputs) == ((*ids, *table[1:]), ("y",))
 
 
 @pytest.mark.parametrize("row", [(3,), (3, 5), (3, 4, 2), (3, 2, 2, 2)])

@@ -24,6 +24,7 @@ from onchip.formats.onnx_ops.truth import reads_truth
 from onchip.formats.onnx_ops.turned import reads_turned
 from onchip.formats.onnx_tensors import TensorReader, dtype_of, text
 from onchip.formats.onnx_writer import MEANING_KEY
+from onchip.formats.value_names import name_values
 from onchip.spec.meaning import Meaning
 from onchip.spec.names import did_you_mean
 from onchip.spec.network import Network
@@ -138,7 +139,7 @@ def read_model(
     named = tuple(reader.values[output] for output in outputs)
     nodes = reader.needed_nodes(named)
     used = {weight: reader.weights[weight] for node in nodes for weight in node.weights.values()}
-    return Network(inputs, nodes, named, used, text(graph.name) or name)
+    return name_values(Network(inputs, nodes, named, used, text(graph.name) or name), {}, outputs)
 
 
 def _small_constants(graph: Any, constants: dict[str, Any], tensors: TensorReader) -> Callable[[str], Array | None]:

@@ -1,8 +1,9 @@
-"""Names that users type: their case does not matter, and an unknown one is refused with the nearest that is known."""
+"""Names that users type: their case does not matter, and an unknown one is refused with the nearest that is known.
+Names of values and weights: each only once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from onchip.errors import InputError, OnchipError
 
@@ -32,3 +33,12 @@ def known_name(
             return other
     near = did_you_mean(name, names) if isinstance(name, str) else ""
     raise error(f"unknown {what}", got=str(name), expected=", ".join(names), hint=near or hint)
+
+
+def free_name(wanted: str, taken: Container[str]) -> str:
+    """`wanted`, or 'wanted_2', 'wanted_3' ... if that is taken."""
+    name, count = wanted, 1
+    while name in taken:
+        count += 1
+        name = f"{wanted}_{count}"
+    return name

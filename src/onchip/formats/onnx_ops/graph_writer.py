@@ -9,6 +9,7 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.formats.onnx_tensors import make_tensor
+from onchip.spec.names import free_name
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Made, materialise
 from onchip.spec.types import numpy_dtype
@@ -29,18 +30,15 @@ class GraphWriter:
         self._taken: set[str] = set()
         self._arrays: Made = {}
         self._filed: dict[tuple[str, str, object], str] = {}  # (weight, dtype, change) -> initializer
-        self.values = {name: self.fresh(name) for name in net.inputs}
+        # Inputs and outputs before weights: those are the names that callers of the file use.
+        self.values = {name: self.fresh(name) for name in dict.fromkeys((*net.inputs, *net.outputs))}
         used = {weight for node in net.nodes for weight in node.weights.values()}
         self._weight_names = {name: self.fresh(name) for name in net.weights if name in used}
-        self.values |= {node.name: self.fresh(node.name) for node in net.nodes}
+        self.values |= {node.name: self.fresh(node.name) for node in net.nodes if node.name not in self.values}
 
     def fresh(self, wanted: str) -> str:
         """`wanted`, or 'wanted_2', 'wanted_3' ... if that is taken."""
-        wanted = wanted or "value"
-        name, count = wanted, 1
-        while name in self._taken:
-            count += 1
-            name = f"{wanted}_{count}"
+        name = free_name(wanted or "value", self._taken)
         self._taken.add(name)
         return name
 

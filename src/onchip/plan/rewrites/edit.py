@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from onchip.spec.layers import Permute, Reshape
+from onchip.spec.names import free_name
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Attribute, Recipe, Weight
 from onchip.spec.types import DTYPE_BYTES, TensorType
@@ -86,10 +87,7 @@ class Draft:
 
     def fresh(self, wanted: str) -> str:
         """A name for a new weight or value that nothing has yet."""
-        name, count = wanted, 1
-        while name in self._taken:
-            count += 1
-            name = f"{wanted}_{count}"
+        name = free_name(wanted, self._taken)
         self._taken.add(name)
         return name
 

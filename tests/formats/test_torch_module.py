@@ -7,6 +7,8 @@ import ctypes
 import math
 import sys
 import threading
+import warnings
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -188,8 +190,64 @@ def test_arrays_and_lists_are_examples_too():
     module, _ = make("mixer", torch.float32)
     x, y = np.zeros((2, 5, 6), np.float32), np.zeros((2, 6), np.float32)
     net = onchip.load(module, [x, y])
-    assert (list(net.inputs), net.name) == (["x0", "x1"], "Mixer")
+    assert (list(net.inputs), net.name) == (["x", "y"], "Mixer")
     assert onchip.load(make("mlp", torch.float32)[0], np.zeros((1, 3, 4), np.float32)).input.row_shape == (3, 4)
+
+
+class Pair(NamedTuple):
+    scores: torch.Tensor
+    hidden: tuple
+
+
+class Named(nn.Module):
+    """A parameter with the name of an argument, and what `give` returns of both arguments."""
+
+    def __init__(self, give):
+        super().__init__()
+        self.fc, self.tokens, self.give = nn.Linear(3, 3), nn.Parameter(torch.ones(3)), give
+
+    def forward(self, tokens, mask):
+        return self.give(self.fc(tokens * self.tokens) + mask, mask)
+
+
+NAMED = {
+    "a tensor": (lambda y, mask: y, ["output"]),
+    "a tuple": (lambda y, mask: (y, y.exp(), None), ["output0", "output1"]),
+    "a dict": (lambda y, mask: {"scores": y, "fc.weight": y.exp()}, ["scores", "fc.weight"]),
+    "fields": (lambda y, mask: Pair(y, (y.exp(), {"a b": y.sin()})), ["scores", "hidden.0", "hidden.1.a b"]),
+    "torch's own fields": (lambda y, mask: y.max(1), ["values", "indices"]),
+    "names of arguments": (lambda y, mask: {"tokens": y, "mask": mask}, ["tokens_2", "mask_2"]),
+    "the same twice": (lambda y, mask: [y, y], ["output0", "output1"]),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_inputs_are_called_as_arguments_and_outputs_as_keys(tmp_path, case):
+    give, outputs = NAMED[case]
+    module = Named(give)
+    net = onchip.load(module, (torch.zeros(1, 3), torch.zeros(1, 3)))
+    assert (list(net.inputs), list(net.outputs)) == (["tokens", "mask"], outputs)
+    assert set(net.weights) <= set(module.state_dict())
+    for suffix in (".onnx", ".safetensors"):
+        onchip.save(net, tmp_path / f"net{suffix}")
+        again = onchip.load(tmp_path / f"net{suffix}")
+        assert (list(again.inputs), list(again.outputs)) == (["tokens", "mask"], outputs)
+
+
+def test_arguments_that_have_no_name_of_their_own():
+    class Sum(nn.Module):
+        def forward(self, first, /, *rest):
+            return sum(rest, first)
+
+    def names(module, count):
+        return list(onchip.load(module, (torch.zeros(1, 3),) * count).inputs)
+
+    assert names(Sum(), 3) == ["first", "rest0", "rest1"]
+    assert names(Sum(), 2) == ["first", "rest"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer torches would rather have another form
+        assert names(torch.jit.trace(Sum(), (torch.zeros(1, 3),) * 2), 2) == ["x0", "x1"]
+    assert names(nn.Sequential(nn.Linear(3, 2)), 1) == ["input"]
 
 
 def test_the_module_is_left_as_it_was(recwarn):

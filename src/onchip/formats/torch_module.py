@@ -12,7 +12,7 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from onchip.errors import FormatError, InputError
 from onchip.formats.onnx_ops.missing import FLOAT_MODEL
 from onchip.formats.onnx_reader import parse_model, read_model
 from onchip.formats.torch_functions import plain_functions
+from onchip.formats.value_names import name_values
+from onchip.spec.names import free_name
 from onchip.spec.network import Network
 
 OPSET = 17
@@ -113,15 +115,18 @@ def take_module(module: Any, example: Any) -> TorchModule:
                 expected=f"keywords of forward{inspect.signature(module.forward)}",
             )  # fmt: skip
         return TorchModule(module, inputs, tuple(example), by_keyword=True)
-    names = tuple(f"x{i}" for i in range(len(inputs))) if len(inputs) > 1 else ("x",)
-    return TorchModule(module, inputs, names, by_keyword=False)
+    return TorchModule(module, inputs, _argument_names(module, len(inputs)), by_keyword=False)
 
 
 def read_torch(source: TorchModule) -> Network:
-    """The network of a module, as it is in eval mode; weights keep their names in the state_dict. The batch is free."""
-    data = _export(source)
+    """The network of a module, as it is in eval mode; weights keep their names in the state_dict. The batch is free.
+
+    Inputs are called as the forward's arguments, outputs as the keys or fields of what it returns.
+    """
+    data, outputs = _export(source)
     try:
-        return read_model(parse_model(data)).replace(name=source.name)
+        net = read_model(parse_model(data)).replace(name=source.name)
+        return name_values(net, dict(zip(_graph_names(source), source.names, strict=True)), outputs)
     except FormatError as error:  # of the reader, which knows the node but not the module
         raise InputError(
             f"module {source.name}: {error.what}", got=error.got, expected=error.expected, hint=error.hint
@@ -154,6 +159,47 @@ def _by_keyword(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable
     return lambda *inputs: forward(dict(zip(names, inputs, strict=True)))
 
 
+def _argument_names(module: Any, count: int) -> tuple[str, ...]:
+    """What the module's forward calls so many arguments: tokens, mask; x, or x0, x1 .., where it does not say."""
+    try:
+        bound = inspect.signature(module.forward).bind(*range(count))
+    except (TypeError, ValueError):  # too few or too many, which the forward itself refuses; or no signature
+        return _numbered("x", count)
+    names: list[str] = []
+    for name, given in bound.arguments.items():
+        names += _numbered(name, len(given)) if isinstance(given, tuple) else [name]
+    return tuple(names)
+
+
+def _numbered(name: str, count: int) -> tuple[str, ...]:
+    return (name,) if count == 1 else tuple(f"{name}{i}" for i in range(count))
+
+
+def _output_names(torch: Any, made: Any, name: str = "") -> list[str]:
+    """A name for every tensor that a forward returns: keys and fields where it has them, else output0, output1 .."""
+    if isinstance(made, torch.Tensor):
+        return [name or "output"]
+    path = f"{name}." if name else ""
+    parts: list[tuple[str, Any]] = []
+    if isinstance(made, Mapping):
+        parts = [(f"{path}{key}", part) for key, part in made.items()]
+    elif isinstance(made, tuple) and hasattr(made, "__match_args__"):  # a NamedTuple, or one of torch's own
+        parts = [(f"{path}{key}", part) for key, part in zip(made.__match_args__, made, strict=True)]
+    elif isinstance(made, tuple | list):
+        parts = [(f"{path or 'output'}{i}", part) for i, part in enumerate(made)]
+    return [leaf for key, part in parts for leaf in _output_names(torch, part, key)]
+
+
+def _graph_names(source: TorchModule, outputs: Sequence[str] = ()) -> list[str]:
+    """What inputs and then outputs are called in the graph, which has one space for names: weights keep theirs."""
+    taken = set(source.module.state_dict())
+    names: list[str] = []
+    for name in (*source.names, *outputs):
+        names.append(free_name(name, taken))
+        taken.add(names[-1])
+    return names
+
+
 def _takes(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     try:
         inspect.signature(forward).bind(*args, **kwargs)
@@ -162,12 +208,12 @@ def _takes(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     return True
 
 
-def _export(source: TorchModule) -> bytes:
-    """The module as ONNX, by the exporter that needs nothing but torch itself."""
+def _export(source: TorchModule) -> tuple[bytes, list[str]]:
+    """The module as ONNX, by the exporter that needs nothing but torch itself, and the names of its outputs."""
     torch, module, inputs = sys.modules["torch"], source.module, source.inputs
     try:
         with _plain_parts(torch, module), plain_functions(torch), _more_operators(torch), source.called():
-            data, doubts = _trace(torch, source, inputs)
+            data, outputs, doubts = _trace(torch, source, inputs)
             if copied := next((doubt for doubt in doubts.values() if "NumPy" in doubt or "list" in doubt), ""):
                 raise _FickleError(copied)
             if doubts and (read := _numbers_read(torch, module, inputs, doubts)):
@@ -183,27 +229,29 @@ def _export(source: TorchModule) -> bytes:
             hint=FLOAT_MODEL if "quantized::" in what else
             "branches, loops and sizes by the sizes of a row, or the parts of the module one by one",
         ) from error  # fmt: skip
-    return data
+    return data, outputs
 
 
 class _FickleError(Exception):
     """A branch, a loop or a constant comes of the numbers: it would be imported as it went with the example."""
 
 
-def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[bytes, Doubts]:
-    """The module as ONNX, and what torch warns of: numbers that the forward took out of tensors, or out of sizes."""
-    file, names = io.BytesIO(), list(source.names)
+def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[bytes, list[str], Doubts]:
+    """The module as ONNX, the names of its outputs, and what torch warns of: numbers that the forward took out of
+    tensors, or out of sizes."""
+    file = io.BytesIO()
     with _quiet(torch) as doubts:
-        made = source.module(*inputs)
-        outputs = ["y"] if isinstance(made, torch.Tensor) else [f"y{i}" for i in range(len(made))]
+        outputs = _output_names(torch, source.module(*inputs))
+        names = _graph_names(source, outputs)
         torch.onnx.export(
-            source.module, inputs, file, input_names=names, output_names=outputs, opset_version=OPSET, dynamo=False,
-            dynamic_axes={value: {0: "B"} for value in (*names, *outputs)},
+            source.module, inputs, file, input_names=names[: len(inputs)], output_names=names[len(inputs) :],
+            opset_version=OPSET, dynamo=False, dynamic_axes={value: {0: "B"} for value in names},
             # Else it folds batch norms into convolutions, and weights lose their names. The planner folds, later.
             do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
         )  # fmt: skip
     ours = [doubt for doubt in doubts if _is_doubt(torch, doubt)]
-    return file.getvalue(), {(one.filename, one.lineno): str(one.message).strip().split(". ")[0] for one in ours}
+    told = {(one.filename, one.lineno): str(one.message).strip().split(". ")[0] for one in ours}
+    return file.getvalue(), outputs, told
 
 
 def _is_doubt(torch: Any, told: warnings.WarningMessage) -> bool:

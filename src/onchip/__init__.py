@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from onchip.formats.load import save
     from onchip.plan.plan import Plan
-    from onchip.runtime.engine import Engine, compile
+    from onchip.runtime.engine import Engine
     from onchip.runtime.scan import scan
     from onchip.spec.build import mlp
     from onchip.spec.network import Network
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from onchip.train.loop import fit
     from onchip.train.training_run import FitResult
     from onchip.workloads import load
+    from onchip.workloads.compile import compile
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,7 +38,7 @@ __all__ = [
 # Where each name lives. Imported when first used: `import onchip` loads no NumPy, no Numba and no device.
 _HOME = {
     "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.training_run",
-    "Network": "spec.network", "Plan": "plan.plan", "Regressor": "train.estimators", "compile": "runtime.engine",
+    "Network": "spec.network", "Plan": "plan.plan", "Regressor": "train.estimators", "compile": "workloads.compile",
     "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "spec.build", "save": "formats.load",
     "scan": "runtime.scan",
 }  # fmt: skip

@@ -250,7 +250,7 @@ def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[by
             do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
         )  # fmt: skip
     ours = [doubt for doubt in doubts if _is_doubt(torch, doubt)]
-    told = {(one.filename, one.lineno): str(one.message).strip().split(". ")[0] for one in ours}
+    told: Doubts = {(one.filename, one.lineno): str(one.message).strip().split(". ")[0] for one in ours}
     return file.getvalue(), outputs, told
 
 

@@ -260,19 +260,7 @@ def compile(
     io: str = "",
     debug: bool = False,
 ) -> Engine:
-    """Plan the network for a device and make it ready to run.
-
-    The plan, and with it the bits of every result, is fixed here: `batch_hint` is the number of rows, all together,
-    that it is priced for, and the engine then runs any number.
-
-    device   "cpu", "cuda", "cuda:1"; "auto": the one that should do a call with batch_hint rows of the host sooner
-             (`chosen` says why). Who calls with arrays of a GPU asks for "cuda"
-    without  rewrites to leave out, to compare: "fold", "merge", "windows", "phases", "early"
-    tables   "fp16", "bf16" or "fp8" keeps the tables of a folded embedding in fewer bits; sums stay float32, those of
-             fp8 tables on a GPU float16. fp8: e4m3 and a factor a channel; `onchip check --tables fp8` shows its error
-    io       "fp32", "fp16" or "bf16": what float inputs and outputs are in memory; else what the network says
-    debug    on a GPU: wait after every launch, and name the kernel that failed
-    """
+    """Plan the network for a device and make it ready to run; onchip.compile says what the options mean."""
     check_network(net)
     job = Job(precision, batch_hint, without=tuple(without), tables=tables)
     engine = Engine(*place(apply_io(net, io), device, job, threads), debug=debug)

@@ -242,9 +242,13 @@ class Network:
 def check_network(net: object) -> None:
     """InputError where it is none; what holds one, an estimator or a result of training, is told where it is."""
     if not isinstance(net, Network):
-        held = next((name for name in ("network_", "network") if isinstance(getattr(net, name, None), Network)), "")
-        hint = f"its .{held}" if held else "onchip.load(...)"
+        hint = f"its .{held}" if (held := held_network(net)) else "onchip.load(...)"
         raise InputError("not a network", got=type(net).__name__, expected="Network", hint=hint)
+
+
+def held_network(holder: object) -> str:
+    """The attribute that is the network of an estimator or of a result of training; "" where there is none."""
+    return next((name for name in ("network_", "network") if isinstance(getattr(holder, name, None), Network)), "")
 
 
 def _read_only(weight: Weight) -> Weight:

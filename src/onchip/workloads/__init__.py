@@ -10,7 +10,7 @@ from typing import Any
 from onchip.errors import InputError
 from onchip.formats.load import SUFFIXES, load_file
 from onchip.spec.names import did_you_mean
-from onchip.spec.network import Network
+from onchip.spec.network import Network, check_network, held_network
 from onchip.workloads import backprop, decode, digits, faces, scan, sentiment
 
 WORKLOADS: dict[str, Callable[[], Network]] = {
@@ -27,6 +27,8 @@ def load(model: Any, example: Any = None) -> Network:
     """
     if isinstance(model, Network):
         return model
+    if held_network(model):
+        check_network(model)
     if not isinstance(model, str | os.PathLike):
         from onchip.formats.torch_module import read_torch, take_module
         from onchip.runtime.module_check import check_module

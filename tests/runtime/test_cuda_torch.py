@@ -305,7 +305,7 @@ def test_what_torch_tensors_are_refused(engine, torch):
     x, y = torch.zeros(100, 72, device="cuda"), torch.zeros(100, 4, device="cuda")
     for _ in range(2):  # the second time the shape is known
         for given, out, error, words in [
-            (x.cpu(), y, InputError, "not on the GPU"),
+            (x.cpu(), y, InputError, "out is not on the host"),
             (x, y.cpu(), InputError, "not on the GPU"),
             (x.double(), y, ShapeError, "input has another dtype"),
             (x, y.half(), ShapeError, "out has another dtype"),

@@ -7,7 +7,8 @@ from checks import assert_error_within, rows
 from gpu_networks import two_towers
 from onchip.errors import InputError, ShapeError
 from onchip.kernels import reference
-from onchip.runtime.engine import check_rows, compile, id_limits
+from onchip.runtime.engine import compile, id_limits
+from onchip.runtime.host_rows import check_rows
 from onchip.spec.layers import Add, Concat, Conv1d, Embedding, GlobalMax, Permute, ReLU
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
@@ -58,7 +59,7 @@ def test_what_is_refused_before_any_work():
     with pytest.raises(InputError, match="row 3, position 0: id 9"):
         engine(np.where(np.arange(5)[:, None] == 3, 9, ids), x)
     with pytest.raises(ShapeError, match="another dtype"):
-        engine(ids.astype(np.int32), x)
+        engine(ids.astype(np.float32), x)
 
 
 def test_limits_of_ids_are_those_of_the_smallest_table_they_reach():

@@ -75,11 +75,9 @@ def test_what_does_not_fit_is_looked_at_by_the_other():
     for same in (x.astype(">f4"), np.asfortranarray(x), np.repeat(x, 2, axis=0)[::2], read_only, x.view(np.matrix)):
         assert np.array_equal(engine(same), truth)
     assert engine(x[:0]).shape == (0, 4)
-    for wrong, words in ((x[:, :5].copy(), "another shape"), (x.astype(np.float64), "another dtype"), (x[0], "shape")):
+    for wrong, words in ((x[:, :5].copy(), "shape"), (x.astype(complex), "dtype"), (x[0], "shape"), ({1}, "array")):
         with pytest.raises(ShapeError, match=words):
             engine(wrong)
-    with pytest.raises(ShapeError, match="not an array"):
-        engine(x.tolist())
     for given in ((), (x, x)):
         with pytest.raises(InputError, match="wrong number of inputs"):
             engine(*given)

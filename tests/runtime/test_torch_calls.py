@@ -33,7 +33,7 @@ class OnGpu(torch.Tensor):
     """A tensor of the host that says it is on the GPU, as the fake driver's memory is."""
 
     __module__ = "torch"
-    is_cuda = True
+    is_cuda, device = True, torch.device("cuda", 0)
 
     def get_device(self):
         return 0
@@ -201,7 +201,7 @@ def test_what_was_replayed_is_checked_again(engine, asked, driver):
         (x, y[:8], ShapeError, "out does not fit"),
         (x.as_strided((9, 6), (1, 9)), y, ShapeError, "input is not row-major"),
         (x, y.as_strided((9, 4), (1, 9)), ShapeError, "out is not row-major"),
-        (x.as_subclass(torch.Tensor), y, InputError, "not on the GPU"),
+        (x.as_subclass(torch.Tensor), y, InputError, "out is not on the host"),
         (x, y.as_subclass(torch.Tensor), InputError, "not on the GPU"),
         (x, x.view(-1)[:36].view(9, 4), ShapeError, "out overlaps an input"),
     ]:

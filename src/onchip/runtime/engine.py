@@ -16,12 +16,14 @@ from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
 from onchip.runtime.arrays import dlpack
 from onchip.runtime.backend import Backend
 from onchip.runtime.cpu import CpuBackend
+from onchip.runtime.host_rows import HostRowsError, array_tensor, convert_rows, is_tensor, tensor_array
 from onchip.runtime.overlap import check_apart
 from onchip.runtime.placement import find_device, kernels_for, place
 from onchip.spec.io import IO, with_io
 from onchip.spec.layers import Embedding, TokenConv
 from onchip.spec.layers.embedding import ID_DTYPES
-from onchip.spec.names import known_name
+from onchip.spec.meaning import Meaning
+from onchip.spec.names import did_you_mean, known_name
 from onchip.spec.network import Network, check_network
 from onchip.spec.recipe import Array
 from onchip.spec.text import escaped
@@ -80,19 +82,24 @@ class Engine:
     def output(self) -> TensorType:
         return self.plan.network.output
 
-    def __call__(self, *rows: Any, out: Any = None) -> Any:
-        """Run the network: an array for each of its inputs, in their order, to an array or a tuple of its outputs.
+    def __call__(self, /, *rows: Any, out: Any = None, **named: Any) -> Any:
+        """Run the network: an array for each of its inputs, in order or by name, to an array or a tuple of its outputs.
 
-        rows  (B, ...) of the input's type, row-major (others are copied once)
-        out   (B, ...) of the output type, overwritten; made if not given; a tuple for several outputs
+        rows   (B, ...) of the input's type, row-major (others are copied once)
+        out    (B, ...) of the output type, overwritten; made if not given; a tuple for several outputs
+        named  inputs by their names: engine(tokens, mask=mask)
 
-        NumPy in, NumPy out: returns when the results are there. An engine on a GPU also takes arrays that lie there
+        NumPy in, NumPy out: returns when the results are there. CPU tensors of torch give CPU tensors, nested lists
+        and data frames give NumPy. Rows of another numeric dtype are converted, which is reported once; it is an
+        error where a value does not fit. An engine on a GPU also takes arrays that lie there
         (torch, CuPy, JAX, `__cuda_array_interface__`, `__dlpack__`; row-major): it launches on the caller's stream and
         returns at once, and what it makes is of the same kind. Keep the engine while such work runs in a graph. An
         array that does not begin at a multiple of 16 bytes is copied once, on the GPU. No gradient passes through.
         Ids that lie there are looked at by the kernels: one that is in no table is an InputError of the next call, or
         of `wait`.
         """
+        if named:
+            rows = self._in_order(rows, named)
         quick_call = self._quick_call
         if quick_call is not None:
             quick = quick_call(rows, out)
@@ -102,21 +109,28 @@ class Engine:
             kind = type(rows[0])
             run = self._runs[kind] if kind in self._runs else self._find_run(rows[0])
             if run is not None:
-                return run(rows, out)
+                try:
+                    return run(rows, out)
+                except HostRowsError:
+                    if any(is_tensor(x) and x.device.type != "cpu" for x in rows):
+                        raise
         if len(rows) != len(self._inputs):
-            expected = ", ".join(f"{wanted.name}: {wanted.type}" for wanted in self._inputs)
-            raise InputError("wrong number of inputs", got=str(len(rows)), expected=expected)
+            raise InputError("wrong number of inputs", got=str(len(rows)), expected=self._input_types())
         inputs: dict[str, Array] = {}
+        tensors = False
         for x, wanted in zip(rows, self._inputs, strict=True):
-            inputs[wanted.name] = x if wanted.fits(x) else check_rows(x, wanted.type)
-        B = len(rows[0])
+            if wanted.fits(x):
+                inputs[wanted.name] = x
+            else:
+                inputs[wanted.name], tensors = self._convert(x, wanted), tensors or is_tensor(x)
+        B = len(inputs[self._inputs[0].name])
         if len(inputs) > 1 and any(len(x) != B for x in inputs.values()):
             got = ", ".join(f"{name}: {len(x)} rows" for name, x in inputs.items())
             raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number")
         if out is None:
             made = tuple([np.empty((B, *wanted.row_shape), wanted.dtype) for wanted in self._outputs])
         else:
-            made = self._check_outs(out, inputs.values(), B)
+            made = self._check_outs(out, inputs.values(), B, tensors)
         if not self._bound.checks_ids:
             for name, limit in self._id_limits.items():
                 # Our own copy: the kernels look up what was checked, whatever other threads write to the caller's.
@@ -126,7 +140,35 @@ class Engine:
             self._bound.run(inputs, dict(zip(self.plan.network.outputs, made, strict=True)), B)
         elif B:
             self._run(inputs, made, B)
-        return made if len(made) > 1 else made[0]
+        if out is not None:
+            return out[0] if isinstance(out, tuple) and len(out) == 1 else out
+        results = tuple([array_tensor(y) for y in made]) if tensors else made
+        return results if len(results) > 1 else results[0]
+
+    def _in_order(self, rows: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """The inputs in the network's order: by position first, then by name, as Python's arguments."""
+        names = [wanted.name for wanted in self._inputs]
+        net, expected = self.plan.network.name, self._input_types()
+        for name in named:
+            if name not in names:
+                hint = did_you_mean(name, names) or f"engine({', '.join(f'{known}=...' for known in names)})"
+                raise InputError(f"'{net}' has no such input", got=name, expected=expected, hint=hint)
+            if name in names[: len(rows)]:
+                got = f"argument {names.index(name)} and {name}=..."
+                raise InputError(f"two values of the input '{name}'", got=got, expected="one", hint="leave one out")
+        rest = names[len(rows) :]
+        if missing := [name for name in rest if name not in named]:
+            got, hint = ", ".join([*names[: len(rows)], *named]), f"{missing[0]}=..."
+            raise InputError(f"no rows for the input '{missing[0]}'", got=got, expected=expected, hint=hint)
+        return (*rows, *(named[name] for name in rest))
+
+    def _input_types(self) -> str:
+        return ", ".join(f"{wanted.name}: {wanted.type}" for wanted in self._inputs)
+
+    def _convert(self, x: Any, wanted: _Wanted) -> Array:
+        net = self.plan.network
+        meaning = net.meaning if len(self._inputs) == 1 else Meaning()
+        return convert_rows(x, wanted.name, wanted.type, net.name, meaning)
 
     def warm_up(self) -> None:
         """Run one row of zeros: afterwards every kernel is compiled and loaded."""
@@ -156,18 +198,22 @@ class Engine:
             if wanted.name in self._id_limits:
                 check_token_ids(x, self._id_limits[wanted.name], first_row, wanted.name)
 
-    def _check_outs(self, out: Array | tuple[Array, ...], inputs: Iterable[Array], B: int) -> tuple[Array, ...]:
+    def _check_outs(self, out: Any, inputs: Iterable[Array], B: int, tensors: bool) -> tuple[Array, ...]:
+        """The memory of `out`: of CPU tensors where an input is one, else of arrays."""
         given_out = out if isinstance(out, tuple) else (out,)
         if len(given_out) != len(self._outputs):
             raise ShapeError("out does not fit", got=f"{len(given_out)} arrays", expected=f"{len(self._outputs)}")
-        for array, wanted in zip(given_out, self._outputs, strict=True):
-            if not isinstance(array, np.ndarray):
-                got = f"an out that is {type(array).__module__}.{type(array).__name__}, for NumPy inputs"
-                hint = "all inputs and outputs on the GPU, or all NumPy"
-                raise InputError("arrays of different kinds", got=got, expected="NumPy", hint=hint)
-            _check_out(array, (B, *wanted.row_shape), wanted.type.dtype)
-        check_apart(given_out, inputs, np.may_share_memory)
-        return given_out
+        arrays: list[Array] = []
+        for y, wanted in zip(given_out, self._outputs, strict=True):
+            if not (is_tensor(y) if tensors else isinstance(y, np.ndarray)):
+                kind = "torch tensors" if tensors else "NumPy"
+                got = f"an out that is {type(y).__module__}.{type(y).__name__}, for inputs that are {kind}"
+                hint = "all inputs and outputs on the GPU, or all NumPy, or all CPU tensors of torch"
+                raise InputError("arrays of different kinds", got=got, expected=kind, hint=hint)
+            arrays.append(tensor_array(y, "out") if tensors else y)
+            _check_out(arrays[-1], (B, *wanted.row_shape), wanted.type.dtype)
+        check_apart(arrays, inputs, np.may_share_memory)
+        return tuple(arrays)
 
     def _run(self, inputs: dict[str, Array], made: tuple[Array, ...], B: int) -> None:
         net = self.plan.network
@@ -209,37 +255,12 @@ def id_limits(net: Network) -> dict[str, int]:
 
 def _lies_on_gpu(x: Any) -> bool:
     """Whether x is an array of a GPU, of whatever library."""
-    ask = getattr(type(x), "__dlpack_device__", None)  # torch has the other one too, but not for every tensor
+    if is_tensor(x):
+        return bool(x.is_cuda)
+    ask = getattr(type(x), "__dlpack_device__", None)
     if ask is not None:
         return int(ask(x)[0]) in (dlpack.CUDA, dlpack.CUDA_MANAGED)
     return hasattr(type(x), "__cuda_array_interface__")
-
-
-def check_rows(x: Any, expected: TensorType) -> Array:
-    """x as a contiguous array if it is rows of `expected`; ShapeError if it is not."""
-    dtype = numpy_dtype(expected.dtype)
-    if not isinstance(x, np.ndarray):
-        raise ShapeError(
-            "input is not an array", got=type(x).__name__, expected=f"NumPy {expected}", hint="np.asarray(x)"
-        )
-    if x.ndim != len(expected.shape) or x.shape[1:] != expected.row_shape:
-        raise ShapeError(
-            "input has another shape", got=str(list(x.shape)), expected=str(expected), hint=_shape_hint(x, expected)
-        )
-    if x.dtype.newbyteorder("=") != dtype:
-        raise ShapeError(
-            "input has another dtype", got=x.dtype.name, expected=expected.dtype, hint=f"x.astype(np.{expected.dtype})"
-        )
-    return np.ascontiguousarray(x, dtype)  # native byte order
-
-
-def _shape_hint(x: Array, expected: TensorType) -> str:
-    """How x becomes such rows without a number leaving its row; "" if it cannot."""
-    if x.shape == expected.row_shape:
-        return "x[None]: a single row is a batch of one"
-    if x.ndim and int(np.prod(x.shape[1:])) == expected.row_size:
-        return f"x.reshape(len(x), {', '.join(map(str, expected.row_shape))})"
-    return ""
 
 
 def _check_out(out: Array, shape: tuple[int, ...], dtype: str) -> None:

@@ -30,7 +30,7 @@ def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], A
     is_single = len(inputs) == len(outputs) == 1
     dtype = dtypes[0]
     known_shapes: dict[Any, Known] = {}
-    threads, helpers, empty, run = chunks.threads, chunks.threads - 1, np.empty, run_launches.load
+    threads, helpers, empty, ndarray, run = chunks.threads, chunks.threads - 1, np.empty, np.ndarray, run_launches.load
 
     def look(rows: tuple[Any, ...], shapes: Any) -> Known | None:
         """What is to be known of new shapes; None if they do not fit."""
@@ -64,18 +64,19 @@ def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], A
 
     def call_one(rows: tuple[Any, ...], out: Any) -> Any:
         """call_many for one input and one output, without its loops."""
-        if len(rows) != 1:
+        try:
+            (x,) = rows
+        except ValueError:
             return None
-        x = rows[0]
-        if type(x) is not np.ndarray or x.dtype is not dtype or not x.flags.c_contiguous:
+        if type(x) is not ndarray or x.dtype is not dtype or not x.flags.c_contiguous:
             return None
         known = known_shapes.get(x.shape) or look(rows, x.shape)
         if known is None:
             return None
-        B, chunk, spare, made = known
+        B, chunk, spare, ((shape, kind),) = known
         if out is None:
-            y = empty(*made[0])
-        elif _fits(out, *made[0]) and not np.may_share_memory(x, out):
+            y = empty(shape, kind)
+        elif _fits(out, shape, kind) and not np.may_share_memory(x, out):
             y = out
         else:
             return None

@@ -16,7 +16,7 @@ from onchip.errors import InputError
 from onchip.kernels.training import SharedData
 from onchip.plan.kernel import LOSSES
 from onchip.plan.plan_json import plan_to_json
-from onchip.runtime.engine import check_rows
+from onchip.runtime.host_rows import check_rows
 from onchip.runtime.ranks import OneRank, Ranks, find_ranks
 from onchip.spec.names import known_name
 from onchip.spec.network import Network, check_network

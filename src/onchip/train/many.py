@@ -18,7 +18,7 @@ from onchip.errors import InputError, KernelError, OnchipError, ShapeError
 from onchip.kernels.training import SharedData
 from onchip.plan.plan_json import plan_to_json
 from onchip.runtime.cpu import check_threads
-from onchip.runtime.engine import check_rows
+from onchip.runtime.host_rows import check_rows
 from onchip.runtime.ranks import OneRank, Ranks, find_ranks
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array

@@ -23,6 +23,7 @@ import numpy as np
 from onchip.errors import DeviceError, InputError
 from onchip.runtime.arrays import dlpack
 from onchip.runtime.cuda.gpu import Buffer, Event, Gpu
+from onchip.runtime.host_rows import HostRowsError
 from onchip.runtime.overlap import is_apart
 from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
 
@@ -148,7 +149,8 @@ class Torch(ArrayAdapter):
 
     def _check_place(self, x: Any) -> None:
         if not x.is_cuda:
-            raise _not_here(self.name, str(x.device), self._gpu, "x.cuda(), or NumPy: x.numpy()")
+            kind = HostRowsError if x.device.type == "cpu" else InputError
+            raise _not_here(self.name, str(x.device), self._gpu, "x.cuda()", kind)
 
     def scratch(self, nbytes: int, stream: int) -> Scratch | None:
         # torch's own pool knows which of its memory a graph keeps.
@@ -342,6 +344,6 @@ def _is_row_major(shape: tuple[int, ...], strides: Any) -> bool:
     return True
 
 
-def _not_here(name: str, where: str, gpu: Gpu, hint: str) -> InputError:
+def _not_here(name: str, where: str, gpu: Gpu, hint: str, kind: type[InputError] = InputError) -> InputError:
     expected = f"an array on cuda:{gpu.index}, where the engine is"
-    return InputError(f"{name} is not on the GPU", got=where, expected=expected, hint=hint)
+    return kind(f"{name} is not on the GPU", got=where, expected=expected, hint=hint)

@@ -44,9 +44,9 @@ class DeviceCalls:
         if len(rows) != len(self._inputs):
             expected = ", ".join(f"{name}: {given}" for name, given in self._inputs.items())
             raise InputError("wrong number of inputs", got=str(len(rows)), expected=expected)
+        stream = kind.stream(rows[0])  # first: rows on the host may be of different kinds
         for x in rows[1:]:
             self._check_kind(x, "an input")
-        stream = kind.stream(rows[0])
         inputs: dict[str, ArrayView] = {}
         for x, (name, given) in zip(rows, self._inputs.items(), strict=True):
             inputs[name] = self._check(kind.describe(x, stream), given, "input")

@@ -1,8 +1,8 @@
 """Small neural networks at the speed of the chip.
 
 net    = onchip.load("model.onnx")            # or "decode", "digits", a .safetensors file
-engine = onchip.compile(net)                  # the fastest device that is here; engine.plan says how
-y      = engine(x)                            # NumPy in, NumPy out
+engine = onchip.compile(net)                  # or what load takes; on the fastest device here; engine.plan says how
+y      = engine(x)                            # NumPy in, NumPy out; inputs by name, too
 result = onchip.fit(net, x, classes)          # the same network, trained
 onchip.save(result.network, "trained.onnx")
 totals = onchip.scan(x)                       # running sums, maxima, minima, products

@@ -7,6 +7,8 @@ import onnx
 import pytest
 
 import onchip
+from emulated_cuda import needs_gxx
+from emulated_engine import emulate_device
 from onchip.formats.value_names import name_values
 from onchip.runtime.placement import plan
 from onchip.spec.layers import Identity, Linear, ReLU
@@ -36,14 +38,17 @@ def test_an_output_keeps_its_name_through_a_plan_and_both_formats(tmp_path, name
     assert saved_names(tmp_path / "again.onnx") == (["x"], [name])
 
 
-def test_an_output_that_is_an_input_or_another_output_is_a_value_of_its_own(tmp_path):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gxx)])  # an emulated GPU
+def test_an_output_that_is_an_input_or_another_output_is_a_value_of_its_own(tmp_path, monkeypatch, device):
+    if device == "cuda":
+        emulate_device(monkeypatch)
     nodes = [op("Relu", "x", "a"), op("Identity", "x", "same"), op("Identity", "a", "b"), op("Identity", "b", "c")]
     proto = model(nodes, outputs=("same", "b", "a", "c"))
     net, x = read(tmp_path, proto), numbers(3, 4)
     assert net.outputs == ("same", "b", "a", "c")
     onchip.save(net, tmp_path / "again.onnx")
     assert saved_names(tmp_path / "again.onnx")[1] == ["same", "b", "a", "c"]
-    got = onchip.compile(net, "cpu")(x)
+    got = onchip.compile(net, device)(x)
     for y, expected in zip(got, run_onnx(proto, x), strict=True):
         assert y.tobytes() == expected.tobytes()
 

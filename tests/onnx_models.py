@@ -60,10 +60,10 @@ def model(nodes, weights=None, x=("N", 4), opset=17, outputs=("y",), element=F32
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
-def read(tmp_path, proto) -> Network:
+def read(tmp_path, proto, shapes=None) -> Network:
     path = tmp_path / "model.onnx"
     path.write_bytes(proto if isinstance(proto, bytes) else proto.SerializeToString())
-    return read_onnx(path)
+    return read_onnx(path, shapes)
 
 
 def run_onnx(source, *rows) -> list[np.ndarray]:
@@ -87,9 +87,9 @@ def rows_of(net, B=5, seed=7) -> tuple[np.ndarray, ...]:
     return tuple(rows)
 
 
-def check_meaning(tmp_path, proto, rows=5, tolerance=2e-6) -> Network:
+def check_meaning(tmp_path, proto, rows=5, tolerance=2e-6, shapes=None) -> Network:
     """The network that is read computes what ONNX Runtime computes."""
-    net = read(tmp_path, proto)
+    net = read(tmp_path, proto, shapes)
     xs = rows_of(net, rows)
     expected = run_onnx(proto, *xs)
     values = reference.forward_all(net, xs)
@@ -99,10 +99,10 @@ def check_meaning(tmp_path, proto, rows=5, tolerance=2e-6) -> Network:
     return net
 
 
-def refused(tmp_path, proto, *words):
+def refused(tmp_path, proto, *words, shapes=None):
     """The message, which has the file's name and these words in it."""
     with pytest.raises(FormatError) as caught:
-        read(tmp_path, proto)
+        read(tmp_path, proto, shapes)
     for word in ("model.onnx", *words):
         assert word in str(caught.value), caught.value
     return str(caught.value)

@@ -32,7 +32,7 @@ def is_model(name: str) -> bool:
 
 def model_cases(path: str, options: Options) -> list[Case]:
     """Cases of the network in a file, over random rows."""
-    net, name = load_file(path), Path(path).stem
+    net, name = load_file(path, options.shapes), Path(path).stem
     if len(net.inputs) > 1 or len(net.outputs) > 1:
         got = f"{plural(len(net.inputs), 'input')}, {plural(len(net.outputs), 'output')}"
         raise InputError(f"{path} cannot be timed", got=got, expected="one of each", hint="onchip plan for its floor")

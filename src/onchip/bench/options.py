@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onchip.errors import InputError
+from onchip.formats.onnx_shapes import Shapes
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class Options:
     accuracy: bool = False
     rows: tuple[int, ...] = ()  # empty: the workload's own
     batches: tuple[int, ...] = ()  # rows a training step; empty: the workload's own
+    shapes: Shapes | None = None  # sizes that the ONNX files of networks leave open
 
 
 def parse_counts(text: str, what: str) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from onchip.bench import CASES
-from onchip.cli.options import Commit, completes
+from onchip.cli.options import Commit, Shape, completes, parse_shapes
 from onchip.cli.talk import print_json
 
 Argument, Option = typer.Argument, typer.Option
@@ -25,6 +25,7 @@ def bench(
             autocompletion=completes(CASES, ".onnx", ".safetensors"),
         ),
     ] = None,
+    shapes: Shape = None,
     device: Annotated[
         str,
         Option(help="auto (a GPU where there is one), cpu, cuda or cuda:N."),
@@ -97,16 +98,19 @@ def bench(
     from onchip.bench.model import is_model
     from onchip.bench.options import Options, parse_counts
     from onchip.bench.results import make_tables, show
+    from onchip.formats.load import no_open_sizes
     from onchip.runtime.cpu import check_threads
 
     counts = parse_counts(rows, "rows") if rows else (), parse_counts(batches, "rows in a batch") if batches else ()
-    is_own = any(map(is_model, names or []))
+    is_own, sizes = any(map(is_model, names or [])), parse_shapes(shapes)
+    if sizes is not None and not is_own:
+        raise no_open_sizes("benchmarks")
     measured, worst = [], 0
     with stderr_reporter() as reporter:
         chosen = choose_device(device, threads, reporter)
         # Of a network of one's own, auto is every device: which one is faster is what a user wants to know.
         for each in ["cpu", chosen] if is_own and device.lower() == "auto" and chosen != "cpu" else [chosen]:
-            options = Options(each, check_threads(threads), peers, accuracy, *counts)
+            options = Options(each, check_threads(threads), peers, accuracy, *counts, sizes)
             if quick and not names:
                 names, options = list(QUICK_NAMES), replace(options, rows=options.rows or QUICK_ROWS)
             folder = out or (RESULTS if is_whole(options) and not quick and not is_own else None)

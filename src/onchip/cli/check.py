@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit, Option
 
-from onchip.cli.options import Json, Model, Tables
+from onchip.cli.options import Json, Model, Shape, Tables, parse_shapes
 from onchip.cli.talk import columns_of, print_json, progress, say
 from onchip.spec.text import fitted_columns
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def check(
     model: Model,
+    shapes: Shape = None,
     rows: Annotated[
         int | None, Option(help="Random rows to compare; if not given 1000, fewer of large networks.")
     ] = None,
@@ -41,7 +42,7 @@ def check(
     from onchip.runtime.check import MEASURE, check_network
     from onchip.workloads import load
 
-    net = load(model)
+    net = load(model, shapes=parse_shapes(shapes))
     with progress(f"check {net.name}", 1) as update:
         report = check_network(net, rows, seed, update, tables)
     if as_json:

@@ -40,6 +40,14 @@ Model = Annotated[
         autocompletion=completes(WORKLOADS, ".onnx", ".safetensors"),
     ),
 ]
+Shape = Annotated[
+    list[str] | None,
+    Option(
+        "--shape",
+        metavar="NAME=B,SIZE,..",
+        help="Sizes that an ONNX file leaves open, of an input by its name; B is the batch. Once for each input.",
+    ),
+]
 Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.", autocompletion=completes(DEVICES))]
 PlanDevice = Annotated[
     str,
@@ -85,3 +93,18 @@ def left_out(no_fold: bool, no_merge: bool, no_windows: bool, no_phases: bool, n
     """The rewrites that a user asked to leave out, by the names that a Job knows."""
     asked = {"fold": no_fold, "merge": no_merge, "windows": no_windows, "phases": no_phases, "early": no_early}
     return tuple(name for name, off in asked.items() if off)
+
+
+def parse_shapes(given: list[str] | None) -> dict[str, tuple[int | str, ...]] | tuple[int | str, ...] | None:
+    """["x=B,3,640,640"] -> {"x": ("B", 3, 640, 640)}; a shape alone, without the name of an input, stays one."""
+    shapes: dict[str, tuple[int | str, ...]] = {}
+    for text in given or []:
+        name, _, sizes = text.rpartition("=")
+        shape = tuple(int(size) if size.isascii() and size.isdigit() else size for size in sizes.split(","))
+        if not all(shape) or not all(isinstance(size, int) for size in shape[1:]) or name in shapes:
+            from onchip.errors import InputError
+
+            expected = "NAME=B,SIZE,.. with B for the batch and a size for every other axis, each name once"
+            raise InputError("bad --shape", got=text, expected=expected, hint="--shape x=B,3,640,640")
+        shapes[name] = shape
+    return shapes[""] if list(shapes) == [""] else shapes or None

@@ -19,14 +19,17 @@ from onchip.cli.options import (
     NoWindows,
     PlanDevice,
     Precision,
+    Shape,
     Tables,
     left_out,
+    parse_shapes,
 )
 from onchip.cli.talk import columns_of, print_json, say
 
 
 def plan(
     model: Model,
+    shapes: Shape = None,
     device: PlanDevice = "auto",
     batch: Annotated[int, Option(metavar="ROWS", help="Rows the plan is priced for.")] = 1024,
     precision: Precision = "fp32",
@@ -63,7 +66,7 @@ def plan(
     from onchip.workloads import load
 
     job = Job(precision, batch, train, optimiser, left_out(no_fold, no_merge, no_windows, no_phases, no_early), tables)
-    made, chosen = plan_and_reason(apply_io(load(model), io), device, job)
+    made, chosen = plan_and_reason(apply_io(load(model, shapes=parse_shapes(shapes)), io), device, job)
     predicted = []
     if nodes is not None or gpus_per_node is not None:
         most, each = 1 if nodes is None else nodes, 1 if gpus_per_node is None else gpus_per_node

@@ -23,10 +23,12 @@ from onchip.cli.options import (
     NoWindows,
     Precision,
     Seed,
+    Shape,
     Tables,
     Threads,
     Verbose,
     left_out,
+    parse_shapes,
 )
 from onchip.cli.talk import print_json, progress, ranks_progress, rate, say, say_device
 from onchip.errors import InputError, OnchipError, printable
@@ -57,6 +59,7 @@ def run(
         list[str] | None,
         Option("--input", metavar="NAME=FILE", help="Rows of an input by its name: of a model that has several."),
     ] = None,
+    shapes: Shape = None,
     padding: Annotated[
         int | None, Option(metavar="ID", help="Sentences end with this id: what stands before it is their length.")
     ] = None,
@@ -183,7 +186,8 @@ def run(
         how = RunOptions(device, threads, () if gpus is None else parse_gpus(gpus), batch, debug, deadline)
         has_lengths = padding is not None or "lengths" in named
         draws = output is not None and output.suffix.lower() in PICTURES
-        net = apply_io(job_network(model, weights, pixels=draws, lengths=has_lengths), io)
+        net = job_network(model, weights, pixels=draws, lengths=has_lengths, shapes=parse_shapes(shapes))
+        net = apply_io(net, io)
         classes = net.meaning.classes
         if top is not None:
             check_top(top, classes)

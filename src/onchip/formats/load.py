@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onchip.errors import InputError
 from onchip.formats.safetensors_file import read_safetensors, write_safetensors
 from onchip.formats.unreadable import explain_format
 from onchip.spec.network import Network, check_network
 
+if TYPE_CHECKING:
+    from onchip.formats.onnx_shapes import Shapes
 
-def _read_onnx(path: Path) -> Network:
+
+def _read_onnx(path: Path, shapes: Shapes | None = None) -> Network:
     from onchip.formats.onnx_reader import read_onnx  # all of ONNX's operators take a while to load
 
-    return read_onnx(path)
+    return read_onnx(path, shapes)
 
 
 def _write_onnx(net: Network, path: Path) -> None:
@@ -29,11 +33,18 @@ WRITERS: dict[str, Callable[[Network, Path], None]] = {".onnx": _write_onnx, ".s
 SUFFIXES = tuple(READERS)
 
 
-def load_file(path: str | os.PathLike[str]) -> Network:
-    """The network in a file; FormatError if the file is missing or bad, InputError if its suffix is unknown."""
+def load_file(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Network:
+    """The network in a file; FormatError if the file is missing or bad, InputError if its suffix is unknown.
+
+    shapes  sizes of inputs that an ONNX file leaves open
+    """
     source = Path(path)
     if source.suffix.lower() not in READERS:
         raise explain_format(source, list(READERS)) or _unknown_suffix(source, "read", list(READERS))
+    if shapes is not None:
+        if source.suffix.lower() != ".onnx":
+            raise no_open_sizes(str(source))
+        return _read_onnx(source, shapes)
     return READERS[source.suffix.lower()](source)
 
 
@@ -46,6 +57,14 @@ def save(net: Network, path: str | os.PathLike[str]) -> None:
     if target.suffix.lower() not in WRITERS:
         raise _unknown_suffix(target, "write", list(WRITERS))
     WRITERS[target.suffix.lower()](net, target)
+
+
+def no_open_sizes(model: str) -> InputError:
+    """What is said to shapes for a model whose sizes are known."""
+    return InputError(
+        "shapes are for the open sizes of an ONNX file", got=f"shapes for {model}", expected="a .onnx file",
+        hint="leave them out",
+    )  # fmt: skip
 
 
 def _unknown_suffix(path: Path, verb: str, known: list[str]) -> InputError:

@@ -22,6 +22,7 @@ from onchip.formats.onnx_ops.missing import INSTEAD, check_operators
 from onchip.formats.onnx_ops.norm_parts import NORM, join_norms
 from onchip.formats.onnx_ops.truth import reads_truth
 from onchip.formats.onnx_ops.turned import reads_turned
+from onchip.formats.onnx_shapes import Shapes, input_sizes
 from onchip.formats.onnx_tensors import TensorReader, dtype_of, text
 from onchip.formats.onnx_writer import MEANING_KEY
 from onchip.formats.value_names import name_values
@@ -30,7 +31,7 @@ from onchip.spec.names import did_you_mean
 from onchip.spec.network import Network
 from onchip.spec.reading import MAX_RANK, blaming, show
 from onchip.spec.recipe import Array
-from onchip.spec.types import BATCH, Dim, TensorType
+from onchip.spec.types import BATCH, TensorType
 
 ML = "ai.onnx.ml"  # the domain of scikit-learn's operators, with versions of its own
 MAX_MODEL_BYTES = (2 << 30) - 1  # protobuf's own limit; larger weights live in files beside the model
@@ -51,9 +52,10 @@ _GRAPH = 5
 MAX_DEPTH = 8  # of branches in branches
 
 
-def read_onnx(path: str | os.PathLike[str]) -> Network:
+def read_onnx(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Network:
     """The network of an ONNX file; its first dimension becomes the batch, fixed or not.
 
+    shapes  sizes of inputs that the file leaves open
     FormatError, with the file's name in front, where the file is damaged or holds what onchip cannot run.
     """
     source = Path(path)
@@ -63,7 +65,7 @@ def read_onnx(path: str | os.PathLike[str]) -> Network:
             expected = f"at most {MAX_MODEL_BYTES:,} B"
             raise FormatError("too large for an ONNX file", got=f"{size:,} B", expected=expected)
         model = parse_model(file.read(size))
-        return _with_meaning(read_model(model, source.parent, source.stem), model)
+        return _with_meaning(read_model(model, source.parent, source.stem, shapes=shapes), model)
 
 
 def _with_meaning(net: Network, model: Any) -> Network:
@@ -96,6 +98,7 @@ def read_model(
     name: str = "network",
     operands: Mapping[str, Array] | None = None,
     one_row: bool = False,
+    shapes: Shapes | None = None,
 ) -> Network:
     """The network of a ModelProto.
 
@@ -103,6 +106,7 @@ def read_model(
     name      what the network is called where the graph has no name
     operands  graph inputs that are constants here: a convolution's weights, the shape of a Reshape
     one_row   the first dimension is no batch: everything in the model is one row of one
+    shapes    sizes of inputs that the model leaves open
     """
     if len(model.graph.node) > MAX_NODES:
         got, expected = f"{len(model.graph.node):,} nodes", f"at most {MAX_NODES:,}"
@@ -116,7 +120,7 @@ def read_model(
     if len(constants) < len(graph.initializer):
         raise FormatError("two initializers have the same name", expected="unique names")
     constants |= operands or {}
-    inputs, batch = _inputs([value for value in graph.input if text(value.name) not in constants], one_row)
+    inputs, batch = _inputs([value for value in graph.input if text(value.name) not in constants], one_row, shapes)
     outputs, tensors = [text(value.name) for value in graph.output], TensorReader(folder)
     ops = join_norms([_op(node) for node in graph.node], outputs, _small_constants(graph, constants, tensors))
     every = _with_branches(ops)
@@ -293,35 +297,20 @@ def _opset(model: Any) -> int:
     return versions[0]
 
 
-def _inputs(values: list[Any], one_row: bool) -> tuple[dict[str, TensorType], int | None]:
-    """The types of the graph's inputs with the batch made symbolic, and the batch if the file fixes it."""
+def _inputs(values: list[Any], one_row: bool, shapes: Shapes | None) -> tuple[dict[str, TensorType], int | None]:
+    """The types of the graph's inputs with the batch made symbolic, and the batch if file or caller fixes it."""
     types: dict[str, TensorType] = {}
-    fixed: set[int] = set()
-    for value in values:
-        name = text(value.name)
+    names = [text(value.name) for value in values]
+    if "" in names or len(set(names)) < len(names):
+        raise FormatError("two inputs have the same name, or one has none", got=show(names))
+    sizes = input_sizes(values, shapes, one_row)
+    for name, value in zip(names, values, strict=True):
         where = f"input {show(name)}"
-        if not name or name in types:
-            raise FormatError("two inputs have the same name, or one has none", got=show(name))
-        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
-            raise FormatError(f"{where} has no shape", expected="a tensor of known rank, the batch first")
-        dims = value.type.tensor_type.shape.dim
-        first = 0 if one_row else 1  # axis of a row
-        if not first <= len(dims) < MAX_RANK + first:
-            raise FormatError(f"{where} has no batch", got=f"{len(dims)} axes", expected=f"{first} to {MAX_RANK}")
-        if not one_row and dims[0].dim_value > 0:
-            fixed.add(dims[0].dim_value)
-        row_shape: list[Dim] = []
-        for axis, dim in enumerate(dims[first:], start=first):
-            if not dim.HasField("dim_value") or dim.dim_value < 0:
-                got = f"axis {axis}: {show(text(dim.dim_param) or dim.dim_value)}"
-                hint = "sizes by onnx.tools.update_model_dims.update_inputs_outputs_dims"
-                expected = "sizes after axis 0"
-                raise FormatError(f"{where}: only the batch may be unknown", got=got, expected=expected, hint=hint)
-            row_shape.append(dim.dim_value)
-        types[name] = TensorType((BATCH, *row_shape), dtype_of(value.type.tensor_type.elem_type, where))
+        types[name] = TensorType((BATCH, *sizes[name][1]), dtype_of(value.type.tensor_type.elem_type, where))
         if types[name].row_size > MAX_ROW:
             expected = f"at most {MAX_ROW:,} numbers a row"
             raise FormatError(f"{where}: rows are too large", got=str(types[name]), expected=expected)
+    fixed = {batch for batch, _ in sizes.values() if batch is not None}
     if len(fixed) > 1:
         raise FormatError("the inputs have different numbers of rows", got=show(sorted(fixed)), expected="one batch")
     return types, fixed.pop() if fixed else None

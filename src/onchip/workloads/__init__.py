@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onchip.errors import InputError
-from onchip.formats.load import SUFFIXES, load_file
+from onchip.formats.load import SUFFIXES, load_file, no_open_sizes
 from onchip.spec.names import did_you_mean
 from onchip.spec.network import Network, check_network, held_network
 from onchip.workloads import backprop, decode, digits, faces, scan, sentiment
+
+if TYPE_CHECKING:
+    from onchip.formats.onnx_shapes import Shapes
 
 WORKLOADS: dict[str, Callable[[], Network]] = {
     "decode": decode.network, "digits": digits.network, "faces": faces.network, "sentiment": sentiment.network,
@@ -19,17 +22,23 @@ WORKLOADS: dict[str, Callable[[], Network]] = {
 }  # fmt: skip
 
 
-def load(model: Any, example: Any = None) -> Network:
+def load(model: Any, example: Any = None, *, shapes: Shapes | None = None) -> Network:
     """A network from a file (.onnx, .safetensors), the name of a workload, with its seeded weights, or a torch module.
 
     example  for a torch module: what its forward takes, a tensor or array (B, ...), a tuple of them, or a dict of them
              by keyword. The module and the network run on a few rows like it, and must agree
+    shapes   sizes that an ONNX file leaves open, by the names of inputs: {"x": ("B", 3, 640, 640)}. "B" is the batch,
+             which comes first; a number in its place is the batch that the file is written for. A file of one input
+             needs no name: ("B", 3, 640, 640)
     """
+    is_path = isinstance(model, str | os.PathLike)
+    if shapes is not None and (not is_path or str(model).lower() in WORKLOADS):
+        raise no_open_sizes(str(model) if is_path else f"a {type(model).__name__}")
     if isinstance(model, Network):
         return model
     if held_network(model):
         check_network(model)
-    if not isinstance(model, str | os.PathLike):
+    if not is_path:
         from onchip.formats.torch_module import read_torch, take_module
         from onchip.runtime.module_check import check_module
 
@@ -37,7 +46,7 @@ def load(model: Any, example: Any = None) -> Network:
         check_module(net := read_torch(module), module)
         return net
     name = model_name(os.fspath(model))
-    return WORKLOADS[name]() if name in WORKLOADS else load_file(name)
+    return WORKLOADS[name]() if name in WORKLOADS else load_file(name, shapes)
 
 
 def model_name(text: str, known: Iterable[str] = WORKLOADS) -> str:

@@ -4,27 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onchip import __version__
 from onchip.errors import InputError
 from onchip.formats.graph_json import graph_to_json
 from onchip.formats.images import is_image
+from onchip.formats.load import no_open_sizes
 from onchip.formats.tensor_file import digest_of
 from onchip.plan.kernel import Job
 from onchip.plan.plan_json import given_weights, recipes_to_json
 from onchip.spec.network import Network
 from onchip.workloads import WORKLOADS, faces, load, sentiment
 
+if TYPE_CHECKING:
+    from onchip.formats.onnx_shapes import Shapes
+
 WEIGHT_FILES = {"sentiment": "params.bin", "faces": "network.bin"}  # which workloads have one, and its usual name
 
 
-def job_network(model: str, weights: Path | None = None, pixels: bool = False, lengths: bool = False) -> Network:
+def job_network(
+    model: str,
+    weights: Path | None = None,
+    pixels: bool = False,
+    lengths: bool = False,
+    shapes: Shapes | None = None,
+) -> Network:
     """A network by name or file; `weights` for the workloads that have a weight file.
 
     pixels   the results are to be drawn: faces then makes bytes itself
     lengths  sentences have lengths of their own: sentiment then reads them, too
+    shapes   sizes of inputs that an ONNX file leaves open
     """
+    if shapes is not None and model in WEIGHT_FILES:
+        raise no_open_sizes(model)
     if model == "faces":
         return faces.network(weights, pixels=pixels)
     if model == "sentiment":
@@ -32,7 +45,7 @@ def job_network(model: str, weights: Path | None = None, pixels: bool = False, l
     if weights is not None:
         got, expected = f"--weights {weights} for {model}", " or ".join(WEIGHT_FILES)
         raise InputError("this model has no weight file", got=got, expected=expected, hint="leave --weights out")
-    return load(model)
+    return load(model, shapes=shapes)
 
 
 def weights_note(model: str, weights: Path | None, net: Network) -> list[str]:

@@ -8,7 +8,7 @@ from onnx import helper
 
 from onchip.formats.onnx_ops.base import Op
 from onchip.formats.onnx_ops.norm_parts import NORM, join_norms
-from onchip.spec.layers import Add, Gather, GroupNorm, LayerNorm, NearestResize, Pad, Reshape, RMSNorm, Slice
+from onchip.spec.layers import Add, Gather, GroupNorm, LayerNorm, NearestResize, Pad, ReLU, Reshape, RMSNorm, Slice
 from onnx_models import check_meaning, model, numbers, op, read, refused
 
 CONSTANTS = {
@@ -27,6 +27,11 @@ CASES = {
     "slice": ([op("Slice", "x from to axes steps")], 17, [Slice]),
     "slice of old": ([op("Slice", "x", axes=[2, 3], starts=[1, -3], ends=[-1, 9])], 9, [Slice]),
     "all rows": ([op("Slice", "x both ends both")], 17, [Slice]),
+    **{
+        f"to {end}": ([op("Slice", "x", starts=[start, 1, start], ends=[end] * 3, axes=[0, 1, 3])], 9, [Slice])
+        for start, end in ((0, 10**9), (0, 2**31 - 1), (0, 2**63 - 1), (-(10**9), 2**62))
+    },
+    "all of it": ([op("Slice", "x", starts=[0] * 4, ends=[10**9] * 4, output="s"), op("Relu", "s")], 9, [ReLU]),
     "index": ([op("Gather", "x index", axis=2)], 17, [Slice, Reshape]),
     "table": ([op("Gather", "x table", axis=-2)], 17, [Gather, Reshape]),
     "reflect": ([op("Pad", "x pads", "p", mode="reflect"), op("MaxPool", "p", kernel_shape=[2, 2])], 17, None),
@@ -151,6 +156,8 @@ def test_what_only_looks_like_a_norm_stays():
 
 BAD = {
     "rows": ([op("Slice", "x one two zero")], "mix the rows"),
+    "some rows": ([op("Slice", "x zero million zero")], "mix the rows"),
+    "last rows": ([op("Slice", "x minus far zero")], "mix the rows"),
     "no step": ([op("Slice", "x one two one zero")], "bad slice"),
     "gather rows": ([op("Gather", "x one")], "mix the rows"),
     "gather far": ([op("Gather", "x far", axis=1)], "bad indices"),
@@ -171,7 +178,7 @@ def test_what_is_refused(tmp_path, case):
     nodes, words = BAD[case]
     constants = {
         **CONSTANTS, "many": np.array([2, 1, 1, 1]), "wide": np.array([1, 3, 4, 7]), "rows": numbers(2, 3, 4, 5),
-        "huge": np.array([1, 2**20, 2**20, 1]),
+        "huge": np.array([1, 2**20, 2**20, 1]), "million": np.array([10**6]), "minus": np.array([-5]),
     }  # fmt: skip
     used = {name: constants[name] for node in nodes for name in node.input if name in constants}
     refused(tmp_path, model(nodes, used, IMAGE, 21), words)

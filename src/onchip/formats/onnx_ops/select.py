@@ -17,6 +17,7 @@ from onchip.spec.reading import show
 from onchip.spec.types import BATCH, Dim, numpy_dtype
 
 _MODES: dict[bytes, PadMode] = {b"constant": "constant", b"reflect": "reflect", b"edge": "edge", b"wrap": "wrap"}
+FAR = 10**9  # no batch has so many rows: an end there, or beyond, is the end of the batch
 
 
 def row_axis_of(graph: GraphReader, op: Op, x: str, axis: int) -> int:
@@ -34,13 +35,17 @@ def read_slice(graph: GraphReader, op: Op) -> None:
     row = list(graph.types[x].row_shape)
     ranges = [range(n) for n in row]
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        if graph.axis(op, x, axis) == 0 and (start, step) == (0, 1) and end >= (graph.batch or 2**31 - 1):
+        begins, ends_after = start == 0 or start <= -FAR, end >= (graph.batch or FAR)
+        if graph.axis(op, x, axis) == 0 and begins and ends_after and step == 1:
             continue  # all rows of the batch
         at = row_axis_of(graph, op, x, axis)
         if step == 0 or ranges[at] != range(row[at]):
             raise FormatError(f"{op}: bad slice", got=show((starts, ends, axes, steps)), expected="a step, axes once")
         ranges[at] = range(row[at])[slice(start, end, step)]
-    add_ranges(graph, op, x, ranges)
+    if ranges == [range(n) for n in row]:
+        graph.pass_on(op)
+    else:
+        add_ranges(graph, op, x, ranges)
 
 
 def slice_operands(graph: GraphReader, op: Op) -> tuple[list[int], list[int], list[int], list[int]]:

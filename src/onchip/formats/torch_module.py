@@ -20,10 +20,12 @@ from typing import Any
 from onchip.errors import FormatError, InputError
 from onchip.formats.onnx_ops.missing import FLOAT_MODEL
 from onchip.formats.onnx_reader import parse_model, read_model
+from onchip.formats.torch_export import NoExporterError, export_module
 from onchip.formats.torch_functions import plain_functions
 from onchip.formats.value_names import name_values
 from onchip.spec.names import free_name
 from onchip.spec.network import Network
+from onchip.spec.text import plural
 
 OPSET = 17
 _BETWEEN = ("_compile.py", "eval_frame.py")  # of torch, between a forward and who watches its operators
@@ -61,22 +63,24 @@ class TorchModule:
                 made = torch.func.functional_call(self.module, state, inputs) if state else self.module(*inputs)
             except Exception as error:
                 raise InputError(f"module {self.name} cannot run on these rows", got=str(error)) from error
-        return tuple(leaf for leaf in torch.utils._pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor))
+        return _tensors(torch, made)
 
     @contextlib.contextmanager
     def called(self) -> Iterator[None]:
-        """In eval mode, without gradients, and called by position."""
-        torch = sys.modules["torch"]
-        own = vars(self.module).get("forward")
-        with _evaluating(self.module), torch.no_grad():
-            if self.by_keyword:
-                self.module.forward = _by_keyword(self.module.forward, self.names)
+        """In eval mode, without gradients, as it is written and called by position."""
+        torch, own = sys.modules["torch"], vars(self.module).get("forward")
+        # One signature for all: torch's exporters stumble over arguments by keyword and over defaults.
+        is_patched = self.by_keyword or not isinstance(self.module, torch.jit.ScriptModule)
+        with _evaluating(self.module), torch.no_grad(), _as_written(torch):
+            if is_patched:
+                names = self.names if self.by_keyword else ()
+                self.module.forward = _by_position(self.module.forward, names)
             try:
                 yield
             finally:
-                if self.by_keyword and own is None:
+                if is_patched and own is None:
                     del self.module.forward
-                elif self.by_keyword:
+                elif is_patched:
                     self.module.forward = own
 
 
@@ -91,6 +95,7 @@ def take_module(module: Any, example: Any) -> TorchModule:
             "not a model", got=type(module).__name__, expected="a file, a workload's name, a Network or a torch module",
             hint="" if importlib.util.find_spec("torch") else "pip install 'onchip[torch]' for torch modules",
         )  # fmt: skip
+    module = _unwrapped(torch, module)
     name = type(module).__name__
     if example is None:
         raise InputError(
@@ -115,15 +120,49 @@ def take_module(module: Any, example: Any) -> TorchModule:
                 expected=f"keywords of forward{inspect.signature(module.forward)}",
             )  # fmt: skip
         return TorchModule(module, inputs, tuple(example), by_keyword=True)
+    if missing := _keywords(module.forward, len(inputs)):
+        raise InputError(
+            f"module {name} takes arguments by keyword alone", got=f"{plural(len(inputs), 'input')} by position",
+            expected=f"a dict with {', '.join(missing)}: forward{inspect.signature(module.forward)}",
+            hint=f"onchip.load(module, {{{', '.join(f'{key!r}: ..' for key in missing)}}})",
+        )  # fmt: skip
     return TorchModule(module, inputs, _argument_names(module, len(inputs)), by_keyword=False)
 
 
 def read_torch(source: TorchModule) -> Network:
     """The network of a module, as it is in eval mode; weights keep their names in the state_dict. The batch is free.
 
-    Inputs are called as the forward's arguments, outputs as the keys or fields of what it returns.
+    Inputs are called as the forward's arguments, outputs as the keys or fields of what it returns. It is traced, or where
+    that fails, exported by torch's newer exporter, which takes seconds.
     """
-    data, outputs = _export(source)
+    torch, install = sys.modules["torch"], ""
+    try:
+        traced = _traced(torch, source)
+    except InputError:
+        raise
+    except Exception as error:  # of the module's own forward, or one of the exporter's many
+        errors = [error]
+    else:
+        return _network(source, *traced)
+    try:
+        with source.called():
+            outputs = _output_names(torch, source.module(*source.inputs))
+            data = export_module(torch, source.module, source.inputs, _graph_names(source))
+        return _network(source, data, outputs)
+    except NoExporterError as error:
+        install = f"{error}; or "
+    except Exception as error:
+        errors.append(error)
+    got = "; ".join(dict.fromkeys(sorted(map(_reason, errors), key=len)))
+    raise InputError(
+        f"torch cannot trace module {source.name}", got=got,
+        expected="a forward from the example to tensors that does not depend on the numbers, by operators of ONNX",
+        hint=FLOAT_MODEL if "quantized::" in got else
+        f"{install}branches, loops and sizes by the sizes of a row, or the parts of the module one by one",
+    ) from errors[0]  # fmt: skip
+
+
+def _network(source: TorchModule, data: bytes, outputs: Sequence[str]) -> Network:
     try:
         net = read_model(parse_model(data)).replace(name=source.name)
         return name_values(net, dict(zip(_graph_names(source), source.names, strict=True)), outputs)
@@ -131,6 +170,22 @@ def read_torch(source: TorchModule) -> Network:
         raise InputError(
             f"module {source.name}: {error.what}", got=error.got, expected=error.expected, hint=error.hint
         ) from None
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong first, in a line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    what = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__.lstrip('_')}: {what}"
+
+
+def _unwrapped(torch: Any, module: Any) -> Any:
+    """What torch.compile, DataParallel or DistributedDataParallel wraps: its weights have the names that users know."""
+    wrappers = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    while isinstance(module, wrappers) or "_orig_mod" in module._modules:
+        module = module.module if isinstance(module, wrappers) else module._orig_mod
+    return module
 
 
 def _inputs(torch: Any, module: Any, example: Any) -> tuple[Any, ...]:
@@ -152,11 +207,29 @@ def _inputs(torch: Any, module: Any, example: Any) -> tuple[Any, ...]:
     return tuple(tensor if tensor.shape[0] > 1 else torch.cat([tensor, tensor]) for tensor in inputs)
 
 
-def _by_keyword(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    """The forward of tensors in the order of their names: keywords, or the keys of the one dict that it takes."""
+def _tensors(torch: Any, made: Any) -> tuple[Any, ...]:
+    """The tensors of what a forward returns, in order; a None among them is no output."""
+    return tuple(leaf for leaf in torch.utils._pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor))
+
+
+def _by_position(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    """The forward of tensors in order. `names`: the keywords of its arguments, or the keys of the one dict it takes."""
+    if not names:
+        return lambda *inputs: forward(*inputs)
     if _takes(forward, **dict.fromkeys(names)):
         return lambda *inputs: forward(**dict(zip(names, inputs, strict=True)))
     return lambda *inputs: forward(dict(zip(names, inputs, strict=True)))
+
+
+def _keywords(forward: Callable[..., Any], given: int) -> list[str]:
+    """All arguments of a forward that has some by keyword alone, and no value for them; none of any other."""
+    try:
+        parameters = list(inspect.signature(forward).parameters.values())
+    except (TypeError, ValueError):  # of compiled code
+        return []
+    needed = [one for one in parameters if one.default is one.empty and one.kind is one.KEYWORD_ONLY]
+    by_position = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    return [*by_position[:given], *(one.name for one in needed)] if needed else []
 
 
 def _argument_names(module: Any, count: int) -> tuple[str, ...]:
@@ -208,27 +281,17 @@ def _takes(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     return True
 
 
-def _export(source: TorchModule) -> tuple[bytes, list[str]]:
+def _traced(torch: Any, source: TorchModule) -> tuple[bytes, list[str]]:
     """The module as ONNX, by the exporter that needs nothing but torch itself, and the names of its outputs."""
-    torch, module, inputs = sys.modules["torch"], source.module, source.inputs
-    try:
-        with _plain_parts(torch, module), plain_functions(torch), _more_operators(torch), source.called():
-            data, outputs, doubts = _trace(torch, source, inputs)
-            if copied := next((doubt for doubt in doubts.values() if "NumPy" in doubt or "list" in doubt), ""):
-                raise _FickleError(copied)
-            if doubts and (read := _numbers_read(torch, module, inputs, doubts)):
-                raise _FickleError(read)
-            if doubts and _trace(torch, source, tuple(torch.cat([x, x[:1]]) for x in inputs))[0] != data:
-                raise _FickleError(f"{next(iter(doubts.values()))} (of the number of rows)")
-    except Exception as error:  # of the module's own forward, or one of the exporter's many
-        told = error.__cause__ or error
-        what = str(told).strip().split("\n")[0]
-        raise InputError(
-            f"torch cannot trace module {source.name}", got=f"{type(told).__name__.lstrip('_')}: {what}",
-            expected="a forward from the example to tensors that does not depend on the numbers, by operators of ONNX",
-            hint=FLOAT_MODEL if "quantized::" in what else
-            "branches, loops and sizes by the sizes of a row, or the parts of the module one by one",
-        ) from error  # fmt: skip
+    module, inputs = source.module, source.inputs
+    with _plain_parts(torch, module), plain_functions(torch), _more_operators(torch), source.called():
+        data, outputs, doubts = _trace(torch, source, inputs)
+        if copied := next((doubt for doubt in doubts.values() if "NumPy" in doubt or "list" in doubt), ""):
+            raise _FickleError(copied)
+        if doubts and (read := _numbers_read(torch, module, inputs, doubts)):
+            raise _FickleError(read)
+        if doubts and _trace(torch, source, tuple(torch.cat([x, x[:1]]) for x in inputs))[0] != data:
+            raise _FickleError(f"{next(iter(doubts.values()))} (of the number of rows)")
     return data, outputs
 
 
@@ -241,7 +304,16 @@ def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[by
     tensors, or out of sizes."""
     file = io.BytesIO()
     with _quiet(torch) as doubts:
-        outputs = _output_names(torch, source.module(*inputs))
+        made = source.module(*inputs)
+        odd = [
+            leaf for leaf in torch.utils._pytree.tree_leaves(made) if not isinstance(leaf, (torch.Tensor, type(None)))
+        ]
+        if odd:
+            raise InputError(
+                f"module {source.name} returns what is no tensor", got=f"{type(odd[0]).__name__} {odd[0]!r:.80}",
+                expected="tensors; a None among them is left out", hint="a forward that returns the tensors alone",
+            )  # fmt: skip
+        outputs = _output_names(torch, made)
         names = _graph_names(source, outputs)
         torch.onnx.export(
             source.module, inputs, file, input_names=names[: len(inputs)], output_names=names[len(inputs) :],
@@ -250,8 +322,8 @@ def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[by
             do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
         )  # fmt: skip
     ours = [doubt for doubt in doubts if _is_doubt(torch, doubt)]
-    told: Doubts = {(one.filename, one.lineno): str(one.message).strip().split(". ")[0] for one in ours}
-    return file.getvalue(), outputs, told
+    found = {(one.filename, one.lineno): str(one.message).strip().split(". ")[0] for one in ours}
+    return file.getvalue(), outputs, found
 
 
 def _is_doubt(torch: Any, told: warnings.WarningMessage) -> bool:
@@ -299,6 +371,16 @@ def _evaluating(module: Any) -> Iterator[None]:
             buffer.copy_(values)
         for part, mode in modes:
             part.training = mode
+
+
+@contextlib.contextmanager
+def _as_written(torch: Any) -> Iterator[None]:
+    """Without torch.compile, whose code cannot be traced and takes a minute to make for the few rows of a check."""
+    if "torch._dynamo" not in sys.modules:  # nobody compiled anything
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The command line as a whole: its story, its exit codes, and the one place where things go wrong."""
 
 import errno
+import functools
 import os
 import signal
 import subprocess
@@ -154,7 +155,8 @@ def test_a_bug_keeps_its_traceback(cli, monkeypatch):
 def test_stopped_anywhere(cli, monkeypatch, number, where):
     """Before the command begins, and in its midst; the handlers are those of before when it is over."""
     before = signal.getsignal(number)
-    monkeypatch.setattr(where, lambda *args: exec("signal.raise_signal(number)", {"signal": signal, "number": number}))
+    stop = functools.partial(signal.raise_signal, number)
+    monkeypatch.setattr(where, lambda *args, **options: stop())
     ran = cli("plan", "decode")
     assert (ran.code, ran.out, ran.err) == (2, "", "stopped: no file is half-written\n")
     assert signal.getsignal(number) == before
@@ -163,9 +165,9 @@ def test_stopped_anywhere(cli, monkeypatch, number, where):
 def test_an_ignored_signal_stays_ignored(cli, monkeypatch):
     from onchip.workloads import load
 
-    def interrupted(model):
+    def interrupted(model, **options):
         signal.raise_signal(signal.SIGINT)
-        return load(model)
+        return load(model, **options)
 
     monkeypatch.setattr("onchip.workloads.load", interrupted)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

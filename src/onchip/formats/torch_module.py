@@ -132,8 +132,8 @@ def take_module(module: Any, example: Any) -> TorchModule:
 def read_torch(source: TorchModule) -> Network:
     """The network of a module, as it is in eval mode; weights keep their names in the state_dict. The batch is free.
 
-    Inputs are called as the forward's arguments, outputs as the keys or fields of what it returns. It is traced, or where
-    that fails, exported by torch's newer exporter, which takes seconds.
+    Inputs are called as the forward's arguments, outputs as the keys or fields of what it returns. It is traced; where
+    that fails, torch's newer exporter is tried, which takes seconds.
     """
     torch, install = sys.modules["torch"], ""
     try:
@@ -322,7 +322,7 @@ def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[by
             do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
         )  # fmt: skip
     ours = [doubt for doubt in doubts if _is_doubt(torch, doubt)]
-    found = {(one.filename, one.lineno): str(one.message).strip().split(". ")[0] for one in ours}
+    found: Doubts = {(one.filename, one.lineno): str(one.message).strip().split(". ")[0] for one in ours}
     return file.getvalue(), outputs, found
 
 

@@ -107,7 +107,7 @@ def test_a_dropout_that_drops_nothing_is_said(data, capfd, monkeypatch):
 
 @pytest.mark.parametrize(
     ("layer", "words"),
-    [("LayerNorm", r"layer '.*' \(LayerNorm\)"), ("GELU", r"\(GELU\)"), ("Softmax", r"before layer '.*Softmax'")],
+    [("LayerNorm", r"layer '.*' \(LayerNorm\)"), ("GELU", r"\(GELU\)"), ("Softmax", r"before layer '.*' \(Softmax\)")],
 )
 def test_a_layer_that_no_kernel_trains_is_named(data, layer, words):
     torch = pytest.importorskip("torch")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 OPSET = 18  # the one that the exporter's functions are written in
-INSTALL = "pip install 'onchip[torch]' for onnxscript, by which torch's newer exporter writes ONNX"
+INSTALL = "pip install 'onchip[torch]' for onnxscript, by which torch writes more operators"
 
 
 class NoExporterError(Exception):

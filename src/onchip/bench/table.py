@@ -39,7 +39,7 @@ HEAD = ("case", "onchip", "best peer", "speed-up", "of floor")
 # Device, workload and case of what the README shows.
 FRONT = (
     ("h200", "decode", "2097152 rows, fp16"), ("h200", "sentiment", "16384 sentences, random ids, fp16"),
-    ("h200", "faces", "5248 images, fp16"), ("h200", "imported", "residual CNN, 4096 rows, fp16"),
+    ("h200", "faces", "5248 images, fp16"), ("h200", "scan", "2^28 numbers"),
     ("h200", "digits", "epoch, batch 64, uint8 pixels, tf32"), ("h200", "digits", "epoch, batch 64, float rows, tf32"),
     ("h200", "backprop", "epoch of 60000 patterns, uint8 pixels"),
     ("h200", "backprop", "epoch of 60000 patterns, float rows"),

@@ -224,6 +224,7 @@ def test_compiles_for_every_architecture_it_names(arch, compiled):
     assert made.spill_bytes == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ("decode", "digits")])
 def test_odd_widths_compile(name, compiled):
     widths, options = NETWORKS[name]

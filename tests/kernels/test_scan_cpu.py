@@ -108,6 +108,7 @@ def test_nothing(shape):
 
 
 # The last: in reverse, a part that is long enough to go past the caches and begins where it must not.
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("N", [4 * PIECE, 4 * PIECE + 3, 4 * PIECE + 5001])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_large_results_go_past_the_caches(N, reverse):
@@ -145,6 +146,7 @@ def test_bits_depend_on_the_row_alone(op, dtype, shape):
         same_bits(in_place, y)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("op", "dtype"), PAIRS[:3])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_parts_of_a_row(op, dtype, reverse):
@@ -212,6 +214,7 @@ def test_what_a_row_ends_with_is_not_what_it_begins_with(monkeypatch, op):
 # -- numbers that are special ------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(1, 2 * SEGMENT + 40), (1, 3000, 17)])
@@ -312,6 +315,7 @@ def test_products_are_those_from_left_to_right(kind, dtype, shape):
         same_bits(in_place, y)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", ["zero in a growing row", "down and up", "up and down"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_parts_of_a_row_out_of_range(kind, dtype):

@@ -47,6 +47,7 @@ def _nvrtc():
         pytest.skip(error.what)
 
 
+@pytest.mark.sample(5)  # `make check-kernels` compiles all of them
 @pytest.mark.usefixtures("_nvrtc")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -60,7 +60,7 @@ def save(net: Network, path: str | os.PathLike[str]) -> None:
 
 
 def no_open_sizes(model: str) -> InputError:
-    """What is said to shapes for a model whose sizes are known."""
+    """The error for shapes given to a model whose sizes are known."""
     return InputError(
         "shapes are for the open sizes of an ONNX file", got=f"shapes for {model}", expected="a .onnx file",
         hint="leave them out",

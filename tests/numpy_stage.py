@@ -38,5 +38,8 @@ class NumpyStage:
         replay.times = times
         return replay
 
+    def trim(self):
+        pass
+
     def synchronise(self):
         self.waits += 1

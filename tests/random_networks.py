@@ -62,6 +62,7 @@ from onchip.spec.layers import (
     MaxPool2d,
     Min,
     Mish,
+    Mod,
     Mul,
     Permute,
     Reciprocal,
@@ -175,7 +176,7 @@ NAN_ROWS, INF_ROWS, ZERO_ROWS = 4, 4, 4  # the last of them
 def random_inputs(net: Network, seed: int, rows: int = ROWS, draw: int = 0) -> tuple[np.ndarray, ...]:
     """Rows for every input; the last ones with NaNs, infinities and zeros of both signs among their floats."""
     rng = np.random.default_rng((seed, 1 + draw))
-    made, limits = [], id_limits(net)
+    made, limits, divisors = [], id_limits(net), _divisors(net)
     for name, given in net.inputs.items():
         shape, dtype = (rows, *given.row_shape), numpy_dtype(given.dtype)
         if "float" in given.dtype:
@@ -187,11 +188,17 @@ def random_inputs(net: Network, seed: int, rows: int = ROWS, draw: int = 0) -> t
                 row[rng.integers(max(1, row.size)) :][:1] = value
             made.append(x.astype(dtype))
         elif given.dtype in ID_DTYPES:
-            made.append(rng.integers(0, min(VOCABULARY, limits.get(name, VOCABULARY)), shape).astype(dtype))
+            low = 1 if name in divisors else 0  # a division of ints by 0 is an error
+            made.append(rng.integers(low, min(VOCABULARY, limits.get(name, VOCABULARY)), shape).astype(dtype))
         else:
             low, high = (0, 2) if given.dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
             made.append(rng.integers(low, high, shape).astype(dtype))
     return tuple(made)
+
+
+def _divisors(net: Network) -> set[str]:
+    """Values that others are divided by."""
+    return {node.inputs[-1] for node in net.nodes if isinstance(node.layer, Div | Mod)}
 
 
 def judge(net: Network, seed: int, device: str = "cpu", precision: str = "fp32") -> str:

@@ -5,6 +5,7 @@ import functools
 import json
 import sys
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -158,6 +159,25 @@ def test_the_fastest_way_is_kept():
     run, name = fastest({"a": Forward(lambda: y, captures=False)}, stage, False)
     assert (name, run.sample_ms()) == ("a, 20 calls", 2.0)
     assert isinstance(run, OwnClock)
+    assert run() is y
+
+
+def test_a_slower_graph_is_freed_before_the_next_is_recorded():
+    """Each holds the memory of all activations."""
+    graphs, alive_at_trim = [], []
+
+    class Counting(Stage):
+        def record(self, work, times):
+            graph = super().record(work, times)
+            graphs.append(weakref.ref(graph))
+            return graph
+
+        def trim(self):
+            alive_at_trim.append(sum(graph() is not None for graph in graphs))
+
+    y = np.zeros(3)
+    run, name = fastest({name: Forward(lambda: y, eager=False) for name in "abc"}, Counting())
+    assert (name, len(graphs), alive_at_trim) == ("a, graph of 20 calls", 3, [1, 1, 1])
     assert run() is y
 
 

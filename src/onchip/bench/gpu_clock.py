@@ -7,6 +7,7 @@ A time is that of one call among many in a row, plain or in a replayed graph, wh
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -93,15 +94,19 @@ def ways(forward: Forward, stage: Stage, synchronised: bool, calls: int) -> Iter
 
 
 def fastest(variants: Variants, stage: Stage, synchronised: bool = False, calls: int = CALLS) -> tuple[Run, str]:
-    """The fastest way to run the fastest variant, and its name."""
-    runs = {
-        ", ".join(filter(None, [name, way])): run
-        for name, forward in variants.items()
-        for way, run in ways(forward, stage, synchronised, calls)
-    }
-    trials = {name: statistics.median(run.sample_ms() for _ in range(TRIALS)) for name, run in runs.items()}
-    best = min(trials, key=lambda name: trials[name])
-    return runs[best], best
+    """The fastest way to run the fastest variant, and its name. The memory of the others is free again."""
+    best: Run | None = None
+    best_ms, best_name = math.inf, ""
+    for name, forward in variants.items():
+        for way, run in ways(forward, stage, synchronised, calls):
+            ms = statistics.median(run.sample_ms() for _ in range(TRIALS))
+            if best is None or ms < best_ms:
+                best, best_ms, best_name = run, ms, ", ".join(filter(None, [name, way]))
+            del run
+            stage.trim()
+    if best is None:
+        raise ValueError("no variant to run")
+    return best, best_name
 
 
 def check(stage: Stage, run: Run, judge: Callable[[Any], Verdict]) -> Verdict:

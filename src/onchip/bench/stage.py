@@ -63,6 +63,9 @@ class Stage(Protocol):
     def ms(self, work: Work) -> float:
         """How long the work takes on the GPU, if it was busy before."""
 
+    def trim(self) -> None:
+        """Free cached memory if the device is more than half full."""
+
     def synchronise(self) -> None:
         """Return when the stream is done."""
 
@@ -85,12 +88,9 @@ class TorchStage:
         import torch
 
         torch.cuda.set_device(index)
-        free, all = torch.cuda.mem_get_info(index)
-        if free < all / 2:  # torch keeps what graphs and tensors of the jobs before had
-            gc.collect()
-            torch.cuda.empty_cache()
         self.torch, self.device, self._stream = torch, torch.device("cuda", index), torch.cuda.current_stream()
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.trim()
 
     def put(self, x: Array, dtype: str) -> Any:
         return self.torch.from_numpy(x).to(self.device).to(getattr(self.torch, dtype))
@@ -146,6 +146,12 @@ class TorchStage:
         self._end.record()
         self._end.synchronize()
         return float(self._start.elapsed_time(self._end))
+
+    def trim(self) -> None:
+        free, all = self.torch.cuda.mem_get_info(self.device)
+        if free < all / 2:  # torch caches the memory of graphs and tensors that are gone
+            gc.collect()
+            self.torch.cuda.empty_cache()
 
     def memory_bytes(self) -> int:
         """That torch's tensors take there now."""
@@ -221,6 +227,9 @@ class PlainStage:
 
     def ms(self, work: Work) -> float:
         return elapsed_ms(work, self._start, self._end)
+
+    def trim(self) -> None:
+        """Nothing is cached: buffers are freed with their arrays."""
 
     def synchronise(self) -> None:
         self.gpu.synchronise()

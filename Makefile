@@ -6,6 +6,7 @@ QUICK  := tests/test_house.py tests/spec tests/formats/test_csv_rows.py tests/pl
           tests/plan/test_planner.py tests/kernels/test_mlp_fused_cpu.py tests/runtime/test_engine.py \
           tests/train/test_options.py tests/train/test_fit_inputs.py tests/cli/test_cli_plan.py tests/cli/test_cli_cache.py
 
+KERNELS := onchip.kernels.cuda onchip.ladders
 BOUNDS := tests/cli/test_cli_main.py tests/cli/test_quick_parse.py tests/cli/test_cli_demo.py tests/formats/test_onnx_layers.py \
           tests/kernels/test_mlp_fused_cpu.py tests/runtime/test_engine.py tests/train/test_fit_many.py
 
@@ -30,17 +31,17 @@ test-bounds:
 quick: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(QUICK)
 
-# All that is checked without a test run; the kernels last, they take a minute or two on two cores.
+# All that is checked without a test run; a sample of the kernels last: a minute or two on two cores.
 check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_house.py
-	$(MAKE) check-kernels
+	$(BIN)/python -m onchip.runtime.cuda.kernel_check $(KERNELS) --sample 4
 
 # Every instance of every CUDA kernel for Hopper, one of each for other chips, held against budgets. Needs no GPU.
 check-kernels: $(VENV)/.test
-	$(BIN)/python -m onchip.runtime.cuda.kernel_check onchip.kernels.cuda onchip.ladders
+	$(BIN)/python -m onchip.runtime.cuda.kernel_check $(KERNELS)
 
 # The CUDA kernels under compute-sanitizer, with a planted bug for each of its tools. Needs a GPU.
 sanitize: $(VENV)/.sanitize

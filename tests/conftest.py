@@ -44,6 +44,10 @@ MEASURES = {name: getattr(cpu, name) for name in ("_measure_flops", "_measure_ba
 if "PYTEST_XDIST_WORKER" not in os.environ:  # which has the folder from the process that started it
     os.environ["ONCHIP_CACHE"] = str(cache_dir() / "tests")  # the user's own rates stay
     shutil.rmtree(cache_dir() / "rates", ignore_errors=True)
+    # Workers and the hundreds of processes that tests start load modules as bytecode, also where the environment says
+    # that Python writes none; beside the cache, so that the tree stays clean.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(cache_dir() / "bytecode")
 
 
 def pytest_sessionstart() -> None:

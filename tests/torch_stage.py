@@ -28,6 +28,9 @@ class CpuTorchStage(TorchStage):
         work()
         return (time.perf_counter() - start) * 1e3
 
+    def trim(self):
+        pass
+
     def synchronise(self):
         pass
 

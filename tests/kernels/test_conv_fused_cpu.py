@@ -52,6 +52,7 @@ def fused(net: Network, **options):
     return engine
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("B", [1, 5, 37])  # below, beside and past a tile of images
 def test_forward_is_right(name, B):

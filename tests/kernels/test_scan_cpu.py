@@ -74,6 +74,7 @@ def assert_right(got, x, how):
 # -- every op, dtype, flag and size ------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS)
 def test_rows(op, dtype):

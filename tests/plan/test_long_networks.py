@@ -77,7 +77,7 @@ LONG = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("device", [CPU, H200], ids=lambda device: device.kind)
 @pytest.mark.parametrize("shape", LONG)
 def test_the_work_of_planning_goes_with_the_number_of_layers(shape, device):

@@ -81,6 +81,17 @@ def test_all_is_well_and_the_second_time_it_is_cached(package, capsys):
     assert capsys.readouterr().out.count("cached") == 3
 
 
+def test_a_sample_has_one_instance_of_each_kernel_at_least(package, capsys):
+    kinds = ["three", "four", "five", "six", "large"]
+    fits = {"large": 'fits=("sm_100",)'}
+    name = package(", ".join(f'Instance("{kind}", lambda d: launch(d, {fits.get(kind, "")}))' for kind in kinds))
+    assert main([name], sample=2) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in out[1:-1]] == [
+        ["greedy", "three", "sm_80"], ["greedy", "three", "sm_90a"], ["greedy", "five", "sm_90a"],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -90,7 +90,9 @@ class TorchStage:
         torch.cuda.set_device(index)
         self.torch, self.device, self._stream = torch, torch.device("cuda", index), torch.cuda.current_stream()
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.trim()
+        if self._is_half_full():
+            gc.collect()  # what a job before left in reference cycles; slow, so once per job
+            self.trim()
 
     def put(self, x: Array, dtype: str) -> Any:
         return self.torch.from_numpy(x).to(self.device).to(getattr(self.torch, dtype))
@@ -148,10 +150,12 @@ class TorchStage:
         return float(self._start.elapsed_time(self._end))
 
     def trim(self) -> None:
-        free, all = self.torch.cuda.mem_get_info(self.device)
-        if free < all / 2:  # torch caches the memory of graphs and tensors that are gone
-            gc.collect()
+        if self._is_half_full():  # torch caches the memory of graphs and tensors that are gone
             self.torch.cuda.empty_cache()
+
+    def _is_half_full(self) -> bool:
+        free, all = self.torch.cuda.mem_get_info(self.device)
+        return bool(free < all / 2)
 
     def memory_bytes(self) -> int:
         """That torch's tensors take there now."""

@@ -1,13 +1,16 @@
 """make check-kernels: every instance of every CUDA kernel for Hopper, one of each for other chips. No GPU needed.
 
-python -m onchip.runtime.cuda.kernel_check onchip.kernels.cuda onchip.ladders
+python -m onchip.runtime.cuda.kernel_check onchip.kernels.cuda onchip.ladders [--sample 4]
 
 looks for modules with INSTANCES and ARCHITECTURES in these packages. It fails (1) where a kernel does not compile,
-takes more registers, spills or shared memory than it may, has its wgmma serialised, or fits no chip at all.
+takes more registers, spills or shared memory than it may, has its wgmma serialised, or fits no chip at all. With
+--sample N it compiles for Hopper the first instance of each kernel of a file and every N-th after it, and every N-th
+for other chips.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib
 import multiprocessing
@@ -15,6 +18,7 @@ import pkgutil
 import struct
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -131,9 +135,11 @@ def static_shared_bytes(binary: Binary) -> int:
     return sizes.get(b".nv.shared." + binary.entry.encode(), reserved) - reserved
 
 
-def main(packages: Sequence[str]) -> int:
+def main(packages: Sequence[str], sample: int = 1) -> int:
     modules = find_modules(packages)
     tasks = list(_enough([task for module in modules for task in tasks_of(module)]))
+    if sample > 1:
+        tasks = list(_sampled(tasks, sample))
     if not tasks:
         print(f"no INSTANCES in {', '.join(packages)}", file=sys.stderr)
         return 1
@@ -171,6 +177,16 @@ def _enough(tasks: Sequence[Task]) -> Iterator[Task]:
         yield task
 
 
+def _sampled(tasks: Iterable[Task], n: int) -> Iterator[Task]:
+    """For Hopper the first of each kernel of a file and every n-th after it; every n-th for the chips near it."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for task in filter(_kernel_of, tasks):  # without those that do not fit: another chip may not be in the sample
+        key = ("", "") if task.arch in NEAR else (task.module, _kernel_of(task))
+        if seen[key] % n == 0:
+            yield task
+        seen[key] += 1
+
+
 def _kernel_of(task: Task) -> str:
     """The name of an instance's kernel in its file; none where the chip is too small for it."""
     try:
@@ -196,4 +212,8 @@ def _print(widths: list[int], *cells: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("packages", nargs="+")
+    parser.add_argument("--sample", type=int, default=1)
+    given = parser.parse_args()
+    sys.exit(main(given.packages, given.sample))

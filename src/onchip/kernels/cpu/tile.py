@@ -4,7 +4,7 @@
 
 Idea     ROWS x VECS vector accumulators stay in registers for the whole sum; each step of k loads VECS
          vectors of w, broadcasts ROWS numbers of a and does ROWS * VECS fused multiply-adds.
-Floor    AVX-512, 4 x 4: 16 multiply-adds on two ports, 8 cycles a step; its 8 loads need 4. Compute-bound.
+Floor    AVX-512, 6 x 4: 24 multiply-adds on two ports, 12 cycles per step; its 10 loads need 5. Compute-bound.
 Same bits Every output is one sum in the order of k, whatever ROWS or VECS: a row's bits do not depend on
          how rows were grouped into tiles.
 Layout   Everything is a byte address and a byte stride, so one loop serves x W, x^T dz and dz W^T, and, with h over the
@@ -26,17 +26,17 @@ from onchip.kernels.vectors import HAS_FMA, VECTOR_BYTES, VECTOR_REGISTERS
 from onchip.spec.recipe import Array, Recipe, recipe_op
 
 # A tile is ROWS_WIDE rows by VECS_WIDE vectors, a panel, where that many columns are left; else ROWS_NARROW rows by
-# two vectors or one. With 32 registers 4 x 4 beats 8 x 2 by 15 % on cores shared with others, as it has fewer
-# broadcasts for as many sums, and is its equal on idle ones. multiply_rows goes up to MOST_ROWS: ten by one vector
-# take 5.5 cycles a step, twice five 8, as so few sums wait for each other.
+# two vectors or one. With 32 registers of AVX-512, 6 x 4 beats 4 x 4 by 3 to 11 %, 5 x 4 and 7 x 4 by 5 %: fewer loads
+# per multiply-add, and no spills. Vectors of four also keep the loaded numbers of a: 4 x 4 fits their 32 registers.
+# multiply_rows goes up to MOST_ROWS: ten by one vector take 5.5 cycles per step, twice five 8, as so few sums wait for
+# each other.
+UNROLL = 4  # steps of k per loop turn: amortises the loop's own instructions
 VECS_WIDE = 4 if VECTOR_REGISTERS >= 32 else 2
 PANEL = VECS_WIDE * LANES
-ROWS_WIDE, ROWS_NARROW = 4, 8
+ROWS_WIDE, ROWS_NARROW = 4 if LANES == UNROLL else 6, 8
 LINE_PANELS = 2  # that one row is multiplied with at a time
 MOST_ROWS = {1: 10, 2: ROWS_NARROW} | {VECS_WIDE: ROWS_WIDE}  # by vectors
-TILE_FLOATS = ROWS_WIDE * PANEL  # of the largest tile, whichever shape it has
 ORDER = "k in order, " + ("one rounding a term" if HAS_FMA else "two roundings a term")
-UNROLL = 4  # steps of k a loop turn: amortises the loop's own instructions
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]

@@ -8,7 +8,7 @@ from onchip.kernels.cpu.dense import next_panel, padded_width
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import address, compiled, floats_at, linked
 from onchip.kernels.cpu.late_numba import types
-from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, ROWS_WIDE, VECS_WIDE, multiply_tile
+from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, VECS_WIDE, multiply_tile
 from onchip.kernels.cpu.train_model import (
     COL_ACT,
     COL_BIAS,
@@ -33,6 +33,7 @@ from onchip.spec.recipe import Array
 SUM_ROWS = 128  # rows of a gradient's sum at a time: what they read stays in L1 while a piece of weights passes over it
 TASK_K = 64  # rows of a weight matrix in one piece
 TASK_FLOATS = TASK_K * PANEL
+_ROWS = 4  # of a tile of a panel; a divisor of TASK_K
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
 _BETA1, _REST1, _BETA2, _REST2 = np.float32(BETA1), np.float32(1 - BETA1), np.float32(BETA2), np.float32(1 - BETA2)
 _EPS = np.float32(EPS)
@@ -44,7 +45,7 @@ def _gradients(
 ) -> None:
     """out[k, n] = (0 or out[k, n]) + sum over rows of a[row, k] dz[row, n], k < count, n < width."""
     out_row = width * 4
-    step = ROWS_WIDE if width == PANEL else ROWS_NARROW
+    step = _ROWS if width == PANEL else ROWS_NARROW
     for r in range(0, rows, SUM_ROWS):
         some = min(SUM_ROWS, rows - r)
         starts = is_first and r == 0
@@ -61,7 +62,7 @@ def _gradients(
             init, init_row = (zeros, 0) if starts else (to, out_row)
             if width == PANEL:
                 multiply_tile(
-                    x, 4, a_row, dz_at, dz_row, init, init_row, to, out_row, 1, 0, some, _NO_FLOOR, ROWS_WIDE, VECS_WIDE
+                    x, 4, a_row, dz_at, dz_row, init, init_row, to, out_row, 1, 0, some, _NO_FLOOR, _ROWS, VECS_WIDE
                 )
             elif width == 2 * LANES:
                 multiply_tile(

@@ -19,7 +19,7 @@ from llvmlite import ir
 
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.late_numba import cgutils, intrinsic, types
+from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.vectors import VECTOR_BYTES
 
 VECS = 8  # of a block: 8 sums and 8 loads in flight
@@ -30,28 +30,26 @@ _BITS = {dtype: ir.VectorType(ir.IntType(16 if dtype != FLOAT8 else 8), LANES) f
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def gather_max(
-    typing_context: Any, rows: Any, K: Any, offset: Any, ahead: Any, bias: Any, out: Any, vecs: Any, dtype: Any
-) -> Any:
+def gather_max(typing_context: Any, rows: Any, K: Any, offset: Any, bias: Any, out: Any, vecs: Any, dtype: Any) -> Any:
     """One block of one position. vecs and dtype are literals.
 
     rows    address of K row addresses (int64)
-    offset  bytes from a row's begin to the block; `ahead` the same of the block that is fetched meanwhile
+    offset  bytes from the start of a row to the block
     bias    address of the block's bias; out of its maximum so far
     """
     if not (isinstance(vecs, types.IntegerLiteral) and isinstance(dtype, types.IntegerLiteral)):
         return None  # asks Numba to come again with literals
-    signature = types.void(*(types.int64,) * 6, vecs, dtype)
+    signature = types.void(*(types.int64,) * 5, vecs, dtype)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _emit(builder, args[:6], vecs.literal_value, dtype.literal_value)
+        _emit(builder, args[:5], vecs.literal_value, dtype.literal_value)
         return context.get_dummy_value()
 
     return signature, codegen
 
 
 def _emit(b: Any, args: Any, vecs: int, dtype: int) -> None:
-    rows, K, offset, ahead, bias, out = args
+    rows, K, offset, bias, out = args
     step = VECTOR_BYTES // {FLOAT32: 1, FLOAT8: 4}.get(dtype, 2)
 
     def row_part(address: Any) -> Any:
@@ -66,21 +64,10 @@ def _emit(b: Any, args: Any, vecs: int, dtype: int) -> None:
         size = b.bitcast(b.fmul(size, ir.Constant(emit.VECTOR, [scale] * LANES)), emit.LANE_NUMBERS)
         return b.bitcast(b.or_(size, b.shl(b.and_(bits, _all(sign)), _all(32 - sign.bit_length()))), emit.VECTOR)
 
-    def fetch(address: Any) -> None:
-        pointer = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [pointer, *[emit.INT32] * 3])
-        function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
-        b.call(
-            function, [b.inttoptr(address, pointer), emit.INT32(0), emit.INT32(2), emit.INT32(1)]
-        )  # read, to L2, data
-
     def add_row(k: Any, sums: list[Any]) -> list[Any]:
         row = emit.load(b, b.add(rows, b.mul(k, emit.INT(8))), emit.INT)
         here = b.add(row, offset)
-        added = [b.fadd(total, row_part(b.add(here, emit.INT(v * step)))) for v, total in enumerate(sums)]
-        for line in range(0, vecs * step, 64):
-            fetch(b.add(b.add(row, ahead), emit.INT(line)))
-        return added
+        return [b.fadd(total, row_part(b.add(here, emit.INT(v * step)))) for v, total in enumerate(sums)]
 
     start = [emit.load(b, b.add(bias, emit.INT(v * VECTOR_BYTES)), emit.VECTOR) for v in range(vecs)]
     for v, total in enumerate(emit.loop(b, emit.INT(0), K, 1, start, add_row)):

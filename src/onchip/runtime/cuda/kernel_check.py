@@ -89,6 +89,11 @@ def tasks_of(module: ModuleType, archs: Iterable[str] = DEVICES) -> list[Task]:
     return [Task(module.__name__, i, arch) for i in range(len(module.INSTANCES)) for arch in declared]
 
 
+def every_task(packages: Iterable[str]) -> list[Task]:
+    """Every instance for Hopper, and enough for the chips near it."""
+    return list(_enough([task for module in find_modules(packages) for task in tasks_of(module)]))
+
+
 def run_task(task: Task) -> Outcome:
     device = DEVICES[task.arch]
     try:
@@ -136,8 +141,7 @@ def static_shared_bytes(binary: Binary) -> int:
 
 
 def main(packages: Sequence[str], sample: int = 1) -> int:
-    modules = find_modules(packages)
-    tasks = list(_enough([task for module in modules for task in tasks_of(module)]))
+    tasks = every_task(packages)
     if sample > 1:
         tasks = list(_sampled(tasks, sample))
     if not tasks:

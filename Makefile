@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-QUICK  := tests/test_house.py tests/spec tests/formats/test_csv_rows.py tests/plan/test_plan_shown.py \
+QUICK  := tests/test_house.py tests/network tests/formats/test_csv_rows.py tests/plan/test_plan_shown.py \
           tests/plan/test_planner.py tests/kernels/test_mlp_fused_cpu.py tests/runtime/test_engine.py \
           tests/train/test_options.py tests/train/test_fit_inputs.py tests/cli/test_cli_plan.py tests/cli/test_cli_cache.py
 

@@ -23,7 +23,7 @@ README, API = ROOT / "README.md", ROOT / "docs" / "api.md"
 SHOWN_PLAN = re.compile(r"(^\$ onchip (plan .*)\n)(?:[^`$].*\n)+", re.MULTILINE)
 BEGIN, END = "<!-- layers:begin -->", "<!-- layers:end -->"
 
-# The files of spec/layers, in words.
+# The files of network/layers, in words.
 FAMILIES = {
     "linear": "products", "matmul": "", "conv": "convolutions", "pool": "pools and reductions",
     "norm": "norms", "activation": "activations", "function": "functions of a number", "combine": "two values or more",
@@ -39,9 +39,9 @@ def layers_table() -> str:
     """A line a family of layers: their names, and where they run and are trained."""
     from onchip.kernels.cpu import KERNELS as CPU
     from onchip.kernels.cuda import KERNELS as CUDA
+    from onchip.network.layers import LAYERS
     from onchip.plan.device import KNOWN
     from onchip.runtime.cpu import this_cpu
-    from onchip.spec.layers import LAYERS
     from onchip.train.training_run import LEFT_OUT
 
     runs_here = {kind for kind in LAYERS if _is_planned(kind, this_cpu(), CPU)}
@@ -96,12 +96,12 @@ def _can_train(kind: str) -> bool:
     from onchip.errors import OnchipError
     from onchip.kernels.cpu import KERNELS as CPU
     from onchip.kernels.cuda import KERNELS as CUDA
+    from onchip.network.build import mlp
+    from onchip.network.layers import LAYERS
     from onchip.plan.device import KNOWN
     from onchip.plan.kernel import Job
     from onchip.plan.planner import make_plan
     from onchip.runtime.cpu import this_cpu
-    from onchip.spec.build import mlp
-    from onchip.spec.layers import LAYERS
 
     if LAYERS[kind].arity != 1:
         return False

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fake_cuda import Array
-from onchip.runtime.cuda.gpu import Gpu
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     LSTM,
     Add,
     AvgPool2d,
@@ -34,8 +34,8 @@ from onchip.spec.layers import (
     Tanh,
     TokenConv,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
+from onchip.runtime.cuda.gpu import Gpu
 
 WORDS, PAIRS, COUNTS = 40, 30, 50  # rows of the tables
 S = 6  # ids a row

@@ -7,9 +7,9 @@ import os
 import numpy as np
 
 from onchip.kernels import reference
-from onchip.spec.build import mlp
-from onchip.spec.network import Network
-from onchip.spec.types import numpy_dtype
+from onchip.network.build import mlp
+from onchip.network.graph import Network
+from onchip.network.types import numpy_dtype
 
 
 def random_mlp(*widths: int, seed: int = 0, **options: object) -> Network:

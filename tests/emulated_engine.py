@@ -10,6 +10,10 @@ import pytest
 from emulated_cuda import emulated_gpu
 from onchip.kernels import cuda
 from onchip.kernels.cuda import KERNELS, mlp_tensor
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Layer
+from onchip.network.recipe import materialise
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job
 from onchip.plan.layout import ROWS, lying
@@ -17,10 +21,6 @@ from onchip.plan.plan import values_read
 from onchip.runtime.cuda import devices
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu
-from onchip.spec.layers import Layer
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import materialise
-from onchip.spec.types import TensorType, numpy_dtype
 
 
 def one_layer(layer: Layer, *given: TensorType, weights: dict[str, np.ndarray] | None = None) -> Network:

@@ -17,13 +17,13 @@ import onnx_models
 import small_reports
 import text_networks
 from onchip.kernels.cuda.program import Program
+from onchip.network.graph import Network
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.nvrtc import compile_program
 from onchip.runtime.placement import kernels_for
-from onchip.spec.network import Network
 
 FOLDS = 10**9  # rows for which a table is always worth building
 BATCHES = (0, 160, 4097)  # none, those of the judge a second time, several tiles of every kernel and a part of one

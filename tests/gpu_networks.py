@@ -3,9 +3,9 @@
 import numpy as np
 
 from checks import random_mlp, rows
-from onchip.spec.layers import Add, Embedding, Linear, Reshape, Tanh
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Embedding, Linear, Reshape, Tanh
+from onchip.network.types import TensorType
 
 DECODE = (72, 64, 64, 4)
 NET = random_mlp(*DECODE)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from onchip.spec.build import sequential
-from onchip.spec.layers import (  # fmt: skip
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (  # fmt: skip
     GELU,
     Add,
     AvgPool1d,
@@ -33,8 +34,7 @@ from onchip.spec.layers import (  # fmt: skip
     Softmax,
     Tanh,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
 
 SAME = Conv2d(pads=(1, 1, 1, 1))
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     ELU,
     GELU,
     GRU,
@@ -97,8 +98,7 @@ from onchip.spec.layers import (
     ToPixels,
     TopK,
 )  # fmt: skip
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.types import TensorType, numpy_dtype
 
 VOCABULARY = 9
 

@@ -15,7 +15,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from onchip.kernels import reference
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     BatchNorm1d,
     BatchNorm2d,
     Conv1d,
@@ -29,8 +30,7 @@ from onchip.spec.layers import (
     Reshape,
     TokenConv,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.types import TensorType, numpy_dtype
 
 Pick = Callable[[Sequence[Any]], Any]
 YES_NO = (True, False)

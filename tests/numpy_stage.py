@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from onchip.spec.types import numpy_dtype
+from onchip.network.types import numpy_dtype
 
 
 class NumpyStage:

@@ -12,8 +12,9 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_reader import read_onnx
 from onchip.formats.onnx_tensors import make_tensor
 from onchip.kernels import reference
-from onchip.spec.build import sequential
-from onchip.spec.layers import (
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     GELU,
     Add,
     AvgPool2d,
@@ -34,8 +35,7 @@ from onchip.spec.layers import (
     Softmax,
     Tanh,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.types import TensorType, numpy_dtype
 
 SETTINGS = settings(max_examples=40)
 F32 = TensorProto.FLOAT

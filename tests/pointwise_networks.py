@@ -7,14 +7,9 @@ import numpy as np
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.pointwise import Pointwise
-from onchip.plan.device import H200
-from onchip.plan.kernel import Job
-from onchip.plan.planner import make_plan
-from onchip.runtime.check import DTYPE_ULP, FACTOR, ULP, ULPS, scaled_error
-from onchip.runtime.cuda.backend import CudaBackend
-from onchip.runtime.engine import Engine
-from onchip.spec.build import sequential
-from onchip.spec.layers import (
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     GELU,
     Add,
     BatchNorm1d,
@@ -31,8 +26,13 @@ from onchip.spec.layers import (
     Tanh,
     ToPixels,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
+from onchip.runtime.check import DTYPE_ULP, FACTOR, ULP, ULPS, scaled_error
+from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.engine import Engine
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 

@@ -9,10 +9,10 @@ import time
 import numpy as np
 
 from onchip.errors import InputError
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Concat, Conv1d, Embedding, GlobalMax, Identity, Permute, Reshape
+from onchip.network.types import TensorType
 from onchip.runtime.engine import compile
-from onchip.spec.layers import Add, Concat, Conv1d, Embedding, GlobalMax, Identity, Permute, Reshape
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 
 V, FAR = 50, 2**31 - 1  # rows of the table, and an id far behind its end
 SECONDS = 0.6  # of calls, each way

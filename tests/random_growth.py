@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from networks import YES_NO, Grow, Pick
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     Add,
     Broadcast,
     Clip,
@@ -27,9 +28,8 @@ from onchip.spec.layers import (
     ToInts,
     ToPixels,
 )  # fmt: skip
-from onchip.spec.layers.embedding import ID_DTYPES
-from onchip.spec.network import Network, Node
-from onchip.spec.types import DTYPE_BYTES, TensorType
+from onchip.network.layers.embedding import ID_DTYPES
+from onchip.network.types import DTYPE_BYTES, TensorType
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 65)
 FLOATS = ("float32", "float16", "bfloat16", "float64")

@@ -9,7 +9,7 @@ import numpy as np
 
 import random_shapes
 from networks import YES_NO
-from onchip.spec.layers import (
+from onchip.network.layers import (
     ELU,
     GELU,
     GRU,
@@ -100,8 +100,8 @@ from onchip.spec.layers import (
     ToPixels,
     TopK,
 )  # fmt: skip
-from onchip.spec.layers.embedding import ID_DTYPES
-from onchip.spec.types import TensorType
+from onchip.network.layers.embedding import ID_DTYPES
+from onchip.network.types import TensorType
 from random_growth import MOST_DEGREE, MOST_NUMBERS, MOST_TOKENS, SIZES, VOCABULARY, Growing
 
 

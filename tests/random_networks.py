@@ -17,10 +17,8 @@ import numpy as np
 
 from onchip.errors import PlanError
 from onchip.kernels import reference
-from onchip.plan.plan import Plan
-from onchip.runtime.check import DTYPE_ULP, NAIVE_DTYPE, CheckRow, scaled_error, unequal_batch
-from onchip.runtime.engine import Engine, compile, id_limits
-from onchip.spec.layers import (
+from onchip.network.graph import Network
+from onchip.network.layers import (
     ELU,
     GELU,
     SELU,
@@ -83,9 +81,11 @@ from onchip.spec.layers import (
     ToPixels,
     TransposedConvolution,
 )  # fmt: skip
-from onchip.spec.layers.embedding import ID_DTYPES
-from onchip.spec.network import Network
-from onchip.spec.types import numpy_dtype
+from onchip.network.layers.embedding import ID_DTYPES
+from onchip.network.types import numpy_dtype
+from onchip.plan.plan import Plan
+from onchip.runtime.check import DTYPE_ULP, NAIVE_DTYPE, CheckRow, scaled_error, unequal_batch
+from onchip.runtime.engine import Engine, compile, id_limits
 from random_growth import VOCABULARY, Growing
 from random_layers import MAKERS, try_one
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from networks import YES_NO, row_shapes
-from onchip.spec.layers import (
+from onchip.network.layers import (
     Cast,
     Concat,
     Gather,

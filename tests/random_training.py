@@ -23,12 +23,12 @@ import pytest
 from emulated_engine import emulate_device
 from onchip.errors import PlanError
 from onchip.kernels import reference
+from onchip.network.build import make_layer, sequential
+from onchip.network.graph import Network
+from onchip.network.layers import Linear
+from onchip.network.types import BATCH, TensorType
 from onchip.plan.device import H200
 from onchip.runtime.cuda import devices
-from onchip.spec.build import make_layer, sequential
-from onchip.spec.layers import Linear
-from onchip.spec.network import Network
-from onchip.spec.types import BATCH, TensorType
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions

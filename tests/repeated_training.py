@@ -25,8 +25,8 @@ import pytest
 from onchip.errors import PlanError
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import LaunchConfig, Program
+from onchip.network.build import mlp
 from onchip.runtime.cuda.gpu import Buffer, Gpu
-from onchip.spec.build import mlp
 from onchip.train.loop import fit
 from onchip.train.training_run import FitResult
 from training_cases import WAYS, pixels

@@ -1,8 +1,8 @@
 """Kernels that take what a test says, and weights that nobody may compute."""
 
+from onchip.network.recipe import Recipe, recipe_op
 from onchip.plan.device import Device, Peak
 from onchip.plan.kernel import Claim, Price, Refusal
-from onchip.spec.recipe import Recipe, recipe_op
 
 CPU = Device(
     name="two cores", kind="cpu", arch="x86_64", units=2, flops={"fp32": 270e9}, bandwidth=20e9, launch_us=3.0,

@@ -11,9 +11,9 @@ import pytest
 
 import onchip
 from onchip.errors import MAX_MESSAGE, FormatError, InputError, KernelError, OnchipError, printable
-from onchip.spec.build import sequential
-from onchip.spec.layers import Linear, ReLU
-from onchip.spec.types import TensorType
+from onchip.network.build import sequential
+from onchip.network.layers import Linear, ReLU
+from onchip.network.types import TensorType
 
 HOSTILE = {
     "colour": "\x1b[31mred", "title": "\x1b]0;pwned\x07", "c1": "\x9b2J", "line": "a\nonchip: all is well",
@@ -34,7 +34,7 @@ def test_messages_are_plain_text(case):
     assert (again.what, again.got) == (f"file: {error.what}", error.got)  # what is plain stays
 
 
-@pytest.mark.parametrize("folder", ["formats/onnx_ops", "spec/layers"])
+@pytest.mark.parametrize("folder", ["formats/onnx_ops", "network/layers"])
 def test_what_is_refused_of_a_layer_says_what_is_expected(folder):
     """A file may be sound and still hold what onchip does not run: no general words would help."""
     for path in sorted((Path(onchip.__file__).parent / folder).glob("*.py")):

@@ -14,7 +14,7 @@ ROOT = Path(onchip.__file__).parent
 
 # Each room may import itself and the rooms before it.
 ORDER = [
-    "errors", "files", "cache", "spec", "formats", "plan", "kernels", "runtime", "train", "workloads", "measure",
+    "errors", "files", "cache", "network", "formats", "plan", "kernels", "runtime", "train", "workloads", "measure",
     "ladders", "bench", "cli",
 ]  # fmt: skip
 

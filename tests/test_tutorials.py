@@ -59,7 +59,7 @@ def check_options(args):
 def vocabulary():
     """As it was before: a page that adds a layer adds it for itself."""
     from onchip.kernels.reference.base import BACKWARD, FORWARD
-    from onchip.spec.layers import LAYERS
+    from onchip.network.layers import LAYERS
 
     before = [(known, dict(known)) for known in (LAYERS, FORWARD, BACKWARD)]
     yield

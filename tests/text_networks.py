@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onchip.spec.layers import (  # fmt: skip
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (  # fmt: skip
     GELU,
     Concat,
     Conv1d,
@@ -19,8 +20,7 @@ from onchip.spec.layers import (  # fmt: skip
     Tanh,
     TokenConv,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
 
 
 def weight(*shape, seed=0, scale=1.0):

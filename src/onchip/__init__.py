@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from onchip.formats.load import save
+    from onchip.network.build import mlp
+    from onchip.network.graph import Network
     from onchip.plan.plan import Plan
     from onchip.runtime.engine import Engine
     from onchip.runtime.scan import scan
-    from onchip.spec.build import mlp
-    from onchip.spec.network import Network
     from onchip.train.estimators import Classifier, Regressor
     from onchip.train.grid import fit_many
     from onchip.train.loop import fit
@@ -38,8 +38,8 @@ __all__ = [
 # Where each name lives. Imported when first used: `import onchip` loads no NumPy, no Numba and no device.
 _HOME = {
     "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.training_run",
-    "Network": "spec.network", "Plan": "plan.plan", "Regressor": "train.estimators", "compile": "workloads.compile",
-    "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "spec.build", "save": "formats.load",
+    "Network": "network.graph", "Plan": "plan.plan", "Regressor": "train.estimators", "compile": "workloads.compile",
+    "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "network.build", "save": "formats.load",
     "scan": "runtime.scan",
 }  # fmt: skip
 

@@ -10,14 +10,14 @@ from onchip.bench import decode, digits, mlp, sentiment, sentiment_rows
 from onchip.bench import scan as scans
 from onchip.bench.frame import ONCHIP
 from onchip.bench.gpu_inference import IO, GpuJob
+from onchip.network.graph import Network, Node
+from onchip.network.io import with_io
+from onchip.network.layers import CumSum
+from onchip.network.types import TensorType
 from onchip.plan.device import H200, Device, Peak
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for
-from onchip.spec.io import with_io
-from onchip.spec.layers import CumSum
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 from onchip.workloads import backprop, faces
 from onchip.workloads import decode as decode_workload
 from onchip.workloads import digits as digits_workload

@@ -7,7 +7,7 @@ import pytest
 from onchip.bench.frame import UnavailableError
 from onchip.bench.framework import framework
 from onchip.bench.peers import subject_of
-from onchip.spec.build import mlp
+from onchip.network.build import mlp
 
 
 def test_without_the_source_tree_a_peer_says_where_it_is(monkeypatch):

@@ -24,11 +24,11 @@ from onchip.bench.options import Options
 from onchip.bench.sentiment_rows import Truths, exact_truth, random_ids, zipf_ids
 from onchip.kernels import reference
 from onchip.measure.pace import Pace
+from onchip.network.recipe import materialise
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for
-from onchip.spec.recipe import materialise
 from onchip.workloads import faces as faces_work
 from onchip.workloads import sentiment as sentiment_work
 from torch_stage import CpuTorchStage

@@ -10,7 +10,7 @@ from numpy_jax import numpy_jax
 from onchip.bench.frame import UnavailableError
 from onchip.bench.frameworks.jax_network import FORMS, jax_function
 from onchip.kernels import reference
-from onchip.spec.layers import LAYERS, Interleave, TokenConv, ToPixels
+from onchip.network.layers import LAYERS, Interleave, TokenConv, ToPixels
 from text_networks import text_network
 
 NO_JAX = (TokenConv, Interleave)  # only rewrites make them, and peers get networks as they were before

@@ -12,8 +12,8 @@ from onchip.bench.frameworks.torch_network import FORMS
 from onchip.bench.inference import Task
 from onchip.kernels import reference
 from onchip.measure.truth import Truth
-from onchip.runtime.check import DTYPE_ULP
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     GRU,
     LAYERS,
     LSTM,
@@ -29,8 +29,8 @@ from onchip.spec.layers import (
     TokenConv,
     ToPixels,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
+from onchip.runtime.check import DTYPE_ULP
 from onchip.workloads import faces, sentiment
 
 

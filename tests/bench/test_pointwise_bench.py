@@ -9,10 +9,10 @@ from onchip.bench.frame import run_cases
 from onchip.bench.options import Options
 from onchip.kernels import reference
 from onchip.measure.pace import Pace
+from onchip.network.io import with_io
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.runtime.placement import plan
-from onchip.spec.io import with_io
 
 QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=0, pause_s=0, min_runs=1, max_runs=2)
 

@@ -7,12 +7,12 @@ from xml.etree import ElementTree
 import pytest
 
 from onchip.formats.load import load_file
+from onchip.network.build import mlp
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime import cpu
 from onchip.runtime.placement import kernels_for
-from onchip.spec.build import mlp
 from onchip.workloads.demo import plan_beside
 
 QUICK = ["--epochs", "3", "--rows", "700"]

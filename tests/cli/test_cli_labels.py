@@ -13,8 +13,8 @@ import pytest
 import onchip
 from onchip.errors import FormatError
 from onchip.formats.csv_writer import likeliest
-from onchip.spec.meaning import Meaning
-from onchip.spec.reading import blaming
+from onchip.network.meaning import Meaning
+from onchip.network.reading import blaming
 
 NAMES = ("ash", 'be,ech "old"')
 

@@ -32,7 +32,7 @@ def test_no_weight_is_computed(cli, monkeypatch):
     def never(recipe, arrays):
         pytest.fail(f"a plan computed a weight: {recipe.op}")
 
-    monkeypatch.setattr("onchip.spec.recipe.evaluate", never)
+    monkeypatch.setattr("onchip.network.recipe.evaluate", never)
     assert cli("plan", "digits", "--device", "h200").code == 0
     assert cli("plan", "digits", "--device", "cpu").code == 0
 

@@ -16,9 +16,9 @@ from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.formats.load import save
 from onchip.kernels import reference
-from onchip.spec.layers import Add
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add
+from onchip.network.types import TensorType
 from onchip.workloads import sentiment
 from small_reports import make_small, write_words
 

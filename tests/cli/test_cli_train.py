@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from onchip.formats.load import load_file, save
+from onchip.network.build import mlp
 from onchip.runtime.engine import compile
-from onchip.spec.build import mlp
 from onchip.train.loop import fit
 from onchip.workloads.digits import load_data
 from onchip.workloads.digits import network as digits_network

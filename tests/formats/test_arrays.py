@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from onchip.errors import FormatError, InputError, OnchipError, OutputError, ShapeError
 from onchip.formats import arrays
 from onchip.formats.arrays import NpyWriter, map_npy, open_flat_rows, open_rows
-from onchip.spec.types import numpy_dtype
+from onchip.network.types import numpy_dtype
 
 SETTINGS = settings(max_examples=80)
 NUMBERS = st.sampled_from(["?", "i1", "<i2", ">i4", "i8", "u1", ">u2", "u4", "<u8", "f2", ">f4", "f8"])

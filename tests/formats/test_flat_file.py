@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from onchip.errors import FormatError, InputError
 from onchip.formats.flat_file import FlatTensor, draw_flat, read_flat
-from onchip.spec.recipe import materialise
+from onchip.network.recipe import materialise
 
 LAYOUT = [FlatTensor("first", (3, 4), 1.0), FlatTensor("second", (5,), 0.1, 1.0), FlatTensor("third", (2, 3, 2), 2.0)]
 NUMBERS = 12 + 5 + 12

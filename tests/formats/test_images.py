@@ -8,9 +8,9 @@ import pytest
 from onchip.errors import InputError
 from onchip.formats.images import BmpWriter, PngWriter, is_image, to_pixels
 from onchip.kernels import reference
-from onchip.spec.build import sequential
-from onchip.spec.layers import ToPixels
-from onchip.spec.types import TensorType
+from onchip.network.build import sequential
+from onchip.network.layers import ToPixels
+from onchip.network.types import TensorType
 
 WRITERS = {".bmp": BmpWriter, ".png": PngWriter}
 

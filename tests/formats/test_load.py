@@ -10,7 +10,7 @@ import pytest
 import onchip
 from onchip.errors import FormatError, InputError
 from onchip.formats.load import SUFFIXES, load_file, save
-from onchip.spec.build import mlp
+from onchip.network.build import mlp
 
 POINTER = """version https://git-lfs.github.com/spec/v1
 oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393

@@ -14,11 +14,11 @@ from onchip.errors import InputError
 from onchip.formats.onnx_reader import read_onnx
 from onchip.formats.onnx_writer import write_onnx
 from onchip.kernels import reference
-from onchip.spec.build import mlp, sequential
-from onchip.spec.layers import LAYERS, AvgPool2d, CumSum, GlobalMax, Layer, Linear, MaxPool2d, ReLU, Reshape
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe
-from onchip.spec.types import TensorType
+from onchip.network.build import mlp, sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import LAYERS, AvgPool2d, CumSum, GlobalMax, Layer, Linear, MaxPool2d, ReLU, Reshape
+from onchip.network.recipe import Recipe
+from onchip.network.types import TensorType
 from onnx_models import SETTINGS, every_layer, image_layers, numbers, rows_of, run_onnx
 from takers import doubled
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onchip.kernels import reference
-from onchip.spec.layers import (
+from onchip.network.layers import (
     GELU,
     Add,
     BatchNorm1d,
@@ -25,7 +25,7 @@ from onchip.spec.layers import (
     SiLU,
     ToPixels,
 )
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
 from onnx_models import F32, check_meaning, model, numbers, op, read, refused, run_onnx
 
 

@@ -7,8 +7,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from onchip.formats.onnx_tensors import make_tensor
-from onchip.spec.layers import Linear, Permute, Reshape
-from onchip.spec.types import TensorType
+from onchip.network.layers import Linear, Permute, Reshape
+from onchip.network.types import TensorType
 from onnx_models import check_meaning, model, numbers, op, read
 
 INTS = {name: np.array(n) for name, n in (("zero", 0), ("one", 1), ("two", 2))}

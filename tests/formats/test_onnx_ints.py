@@ -8,7 +8,7 @@ from onnx import TensorProto
 
 import onchip
 from onchip.kernels import reference
-from onchip.spec.layers import Embedding
+from onchip.network.layers import Embedding
 from onnx_models import check_meaning, model, numbers, op, read, refused, rows_of, run_onnx
 
 I64, I32, BOOL, F32 = TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL, TensorProto.FLOAT

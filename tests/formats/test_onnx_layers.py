@@ -17,10 +17,10 @@ from onchip.formats.onnx_ops.base import WRITERS
 from onchip.formats.onnx_reader import read_onnx
 from onchip.formats.onnx_writer import write_onnx
 from onchip.kernels import reference
-from onchip.spec import layers
-from onchip.spec.layers import LAYERS
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network import layers
+from onchip.network.graph import Network, Node
+from onchip.network.layers import LAYERS
+from onchip.network.types import TensorType, numpy_dtype
 from onnx_models import SETTINGS, numbers, rows_of, run_onnx
 
 NEVER_SAVED = {"TokenConv", "Interleave"}  # only rewrites make them

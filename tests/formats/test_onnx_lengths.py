@@ -11,9 +11,9 @@ from onchip.errors import InputError
 from onchip.formats.onnx_reader import read_onnx
 from onchip.formats.onnx_writer import write_onnx
 from onchip.kernels import reference
-from onchip.spec.layers import Reshape, SequenceMax
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Reshape, SequenceMax
+from onchip.network.types import TensorType
 from onnx_models import model, numbers, op, refused, run_onnx
 from text_networks import NETWORKS, some_lengths, with_lengths
 

@@ -8,8 +8,8 @@ from onnx import helper
 
 from onchip.formats.onnx_tensors import make_tensor
 from onchip.kernels import reference
-from onchip.spec.layers import Dropout, Reshape
-from onchip.spec.types import TensorType
+from onchip.network.layers import Dropout, Reshape
+from onchip.network.types import TensorType
 from onnx_models import check_meaning, model, numbers, op, read, refused
 
 

@@ -9,7 +9,7 @@ from onnx import helper
 import onchip
 from onchip.formats.onnx_ops.base import READERS
 from onchip.kernels import reference
-from onchip.spec.layers import Recurrent
+from onchip.network.layers import Recurrent
 from onnx_models import check_meaning, model, numbers, op, read, refused
 
 torch = pytest.importorskip("torch")

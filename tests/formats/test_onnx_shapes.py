@@ -11,7 +11,7 @@ from onnx import helper
 
 import onchip
 from onchip.errors import InputError
-from onchip.spec.build import mlp
+from onchip.network.build import mlp
 from onnx_models import F32, check_meaning, model, numbers, op, read, refused
 
 

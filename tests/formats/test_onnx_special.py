@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 
 import onchip
 from onchip.kernels import reference
-from onchip.spec.layers import Equal, Greater, GreaterOrEqual, Linear
+from onchip.network.layers import Equal, Greater, GreaterOrEqual, Linear
 from onnx_models import F32, model, numbers, op, read, run_onnx
 
 INF, NAN = np.inf, np.nan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onchip.spec.layers import (
+from onchip.network.layers import (
     AvgPool2d,
     Conv1d,
     Conv2d,

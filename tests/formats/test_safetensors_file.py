@@ -13,11 +13,11 @@ from onchip.errors import FormatError, InputError, OnchipError, OutputError
 from onchip.files import MAX_HEADER_BYTES
 from onchip.formats.graph_json import graph_to_json
 from onchip.formats.safetensors_file import read_safetensors, write_safetensors
-from onchip.spec.build import mlp, sequential
-from onchip.spec.layers import LAYERS, Embedding, Layer, Linear, ReLU, Reshape, Softmax
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe
-from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
+from onchip.network.build import mlp, sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import LAYERS, Embedding, Layer, Linear, ReLU, Reshape, Softmax
+from onchip.network.recipe import Recipe
+from onchip.network.types import DTYPE_BYTES, TensorType, numpy_dtype
 from takers import doubled
 
 SETTINGS = settings(max_examples=60)

@@ -10,10 +10,10 @@ import onchip
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.formats.value_names import name_values
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Identity, Linear, ReLU
+from onchip.network.types import TensorType
 from onchip.runtime.placement import plan
-from onchip.spec.layers import Identity, Linear, ReLU
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 from onnx_models import model, numbers, op, read, run_onnx
 
 X = {"x": TensorType(("B", 4))}

@@ -10,12 +10,12 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, MatMul, Mul, Permute, ReLU, Reshape, Slice, Softmax
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job, Refusal
 from onchip.plan.planner import make_plan
-from onchip.spec.layers import Add, MatMul, Mul, Permute, ReLU, Reshape, Slice, Softmax
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
 
 # heads, sequence, numbers of a head
 SIZES = {"whole": (4, 32, 16), "odd": (3, 19, 7), "one": (1, 1, 1), "wide": (2, 17, 40), "long": (2, 100, 20)}

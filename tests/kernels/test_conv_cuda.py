@@ -11,6 +11,11 @@ from checks import rows
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.conv import DEPTHWISE_RATE, DIRECT, HEAD, NARROW, TILES, ConvAlone
+from onchip.network.graph import Network, Node
+from onchip.network.io import with_io
+from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Identity, TransposedConvolution
+from onchip.network.recipe import materialise
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST, ROWS
@@ -18,11 +23,6 @@ from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.engine import Engine
 from onchip.runtime.placement import find_device
-from onchip.spec.io import with_io
-from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Identity, TransposedConvolution
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import materialise
-from onchip.spec.types import TensorType, numpy_dtype
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 SAME = Conv2d(pads=(1, 1, 1, 1))

@@ -14,10 +14,8 @@ from layer_cases import network as network_of
 from onchip.kernels import reference
 from onchip.kernels.cuda.conv import DIRECT, NARROW, TILES, ConvAlone, ConvLowering
 from onchip.kernels.cuda.program import Steps
-from onchip.plan.device import H200
-from onchip.plan.kernel import Job
-from onchip.runtime.cuda.bound_steps import BoundSteps
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     Clip,
     Conv1d,
     Conv2d,
@@ -28,9 +26,11 @@ from onchip.spec.layers import (
     ReLU,
     TransposedConvolution,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import materialise
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.recipe import materialise
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job
+from onchip.runtime.cuda.bound_steps import BoundSteps
 
 pytestmark = needs_gxx
 ALL_TILES = (*TILES, NARROW, DIRECT)

@@ -12,13 +12,8 @@ from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.conv_first import ConvFirst, Tile, window_fragments
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
-from onchip.plan.device import H200
-from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.plan.layout import CHANNELS_LAST, ROWS
-from onchip.plan.planner import make_plan
-from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
-from onchip.runtime.engine import compile
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     GELU,
     AvgPool1d,
     AvgPool2d,
@@ -31,8 +26,13 @@ from onchip.spec.layers import (
     ReLU,
     Tanh,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.device import H200
+from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.layout import CHANNELS_LAST, ROWS
+from onchip.plan.planner import make_plan
+from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
+from onchip.runtime.engine import compile
 
 # layer, a row of x, the weight, whether there is a bias
 CASES = {

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from checks import assert_error_within, rows
 from image_networks import NETWORKS, chain, conv, graph, tconv, weight
 from onchip.kernels import cpu, reference
-from onchip.runtime.cpu import core_count
-from onchip.runtime.engine import compile
-from onchip.spec.build import sequential
-from onchip.spec.layers import (
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     GELU,
     Add,
     AvgPool2d,
@@ -39,8 +38,9 @@ from onchip.spec.layers import (
     Tanh,
     ToPixels,
 )  # fmt: skip
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
+from onchip.runtime.cpu import core_count
+from onchip.runtime.engine import compile
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -227,8 +227,8 @@ def test_more_threads_than_images_than_a_tile_holds():
     """A machine with four threads, made up: three images whose tile is one go through one by one."""
     code = (
         "import numpy as np, onchip, sys; sys.path.insert(0, 'tests')\n"
-        "from onchip.spec.build import sequential; from onchip.spec.layers import Conv2d; "
-        "from onchip.spec.types import TensorType; from onchip.runtime import cpu\n"
+        "from onchip.network.build import sequential; from onchip.network.layers import Conv2d; "
+        "from onchip.network.types import TensorType; from onchip.runtime import cpu\n"
         "cpu.core_count = lambda: 4\n"
         "w = np.random.default_rng(0).standard_normal((64, 64, 3, 3), dtype=np.float32)\n"
         "w = {'a.weight': w, 'b.weight': w}\n"

@@ -23,11 +23,11 @@ from onchip.kernels import reference
 from onchip.kernels.cuda.conv import Geometry
 from onchip.kernels.cuda.conv_images import IMAGES, NO_TAP_THERE
 from onchip.kernels.cuda.conv_wgmma import ConvWgmma, ConvWgmmaLowering
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, ReLU
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
-from onchip.spec.layers import Add, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, ReLU
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
 
 CASES = {
     "faces": (ConvTranspose2d((2, 2), (1, 1, 2, 2)), (40, 3, 2), (40, 72, 5, 5)),

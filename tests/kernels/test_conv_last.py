@@ -14,13 +14,8 @@ from onchip.kernels.cuda.conv import Geometry
 from onchip.kernels.cuda.conv_cells import NO_TAP, cell_axis
 from onchip.kernels.cuda.conv_last import GROUPS, ConvLast, cell_fragments
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
-from onchip.plan.device import A100, H200
-from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.plan.layout import CHANNELS_LAST
-from onchip.plan.planner import make_plan
-from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
-from onchip.runtime.engine import compile
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     Cast,
     Conv1d,
     Conv2d,
@@ -32,8 +27,13 @@ from onchip.spec.layers import (
     Tanh,
     ToPixels,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.device import A100, H200
+from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.layout import CHANNELS_LAST
+from onchip.plan.planner import make_plan
+from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
+from onchip.runtime.engine import compile
 
 # layer, a row of x, the weight, whether there is a bias
 CASES = {

@@ -12,15 +12,15 @@ from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.conv import Geometry
 from onchip.kernels.cuda.conv_last_wgmma import GROUPS, ConvLastWgmma, ConvLastWgmmaLowering, cell_rows
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Conv2d, ConvTranspose2d, Permute, Tanh, ToPixels
+from onchip.network.types import TensorType
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.engine import compile
-from onchip.spec.layers import Conv2d, ConvTranspose2d, Permute, Tanh, ToPixels
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 
 HALF, BRAIN = ("float16", "float16"), ("bfloat16", "float32")
 FACES = Geometry(True, 64, 3, 1, (32, 32), (64, 64), (5, 5), (2, 2), (1, 1), (1, 1))

@@ -11,12 +11,12 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
+from onchip.network.build import sequential
+from onchip.network.layers import Conv1d, Conv2d, Identity, MaxPool2d, ReLU, Tanh
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.spec.build import sequential
-from onchip.spec.layers import Conv1d, Conv2d, Identity, MaxPool2d, ReLU, Tanh
-from onchip.spec.types import TensorType, numpy_dtype
 
 
 def inside(C, N, sides, dtype="float32", activation=None, layer=None, taps=1):

@@ -4,11 +4,11 @@ import pytest
 
 from kernels.test_conv_wgmma import conv_inside, weight
 from onchip.kernels.cuda import KERNELS
+from onchip.network.io import with_io
+from onchip.network.layers import Conv2d, ConvTranspose2d, ReLU
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job
 from onchip.plan.planner import make_plan
-from onchip.spec.io import with_io
-from onchip.spec.layers import Conv2d, ConvTranspose2d, ReLU
 from onchip.workloads import faces
 
 TWICE = ConvTranspose2d((2, 2), (1, 1, 2, 2), (0, 0))

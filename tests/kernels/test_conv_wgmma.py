@@ -14,13 +14,9 @@ from onchip.kernels.cuda.conv_wgmma import ConvWgmma, ConvWgmmaLowering, spread_
 from onchip.kernels.cuda.conv_windows import Windows
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
 from onchip.kernels.cuda.product_wgmma import TILES, WgmmaProduct
-from onchip.plan.device import H200
-from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.plan.layout import CHANNELS_LAST
-from onchip.plan.planner import make_plan
-from onchip.runtime.engine import compile
-from onchip.spec.build import sequential
-from onchip.spec.layers import (
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     Add,
     Cast,
     Conv1d,
@@ -33,8 +29,12 @@ from onchip.spec.layers import (
     Tanh,
     TransposedConvolution,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
+from onchip.network.types import DTYPE_BYTES, TensorType, numpy_dtype
+from onchip.plan.device import H200
+from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.layout import CHANNELS_LAST
+from onchip.plan.planner import make_plan
+from onchip.runtime.engine import compile
 
 
 def conv_inside(layer, row, weight, bias=True, activation=None, dtype="float32"):

@@ -16,14 +16,8 @@ from emulated_engine import as_of_many, claims_of, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS, window
 from onchip.kernels.cuda.depthwise import DepthwiseAlone
-from onchip.plan.device import H200
-from onchip.plan.kernel import Job, Refusal
-from onchip.plan.layout import CHANNELS_LAST, ROWS
-from onchip.plan.planner import make_plan
-from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
-from onchip.runtime.engine import Engine
-from onchip.runtime.placement import find_device
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     GELU,
     Clip,
     Conv1d,
@@ -36,8 +30,14 @@ from onchip.spec.layers import (
     SiLU,
     Softmax,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job, Refusal
+from onchip.plan.layout import CHANNELS_LAST, ROWS
+from onchip.plan.planner import make_plan
+from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
+from onchip.runtime.engine import Engine
+from onchip.runtime.placement import find_device
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 DTYPES = ("float32", "float16", "bfloat16", "float64")

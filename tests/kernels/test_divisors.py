@@ -7,9 +7,9 @@ import onchip
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.errors import InputError
 from onchip.kernels import reference
-from onchip.spec.layers import Add, Div, Mod, Mul, Reshape
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Div, Mod, Mul, Reshape
+from onchip.network.types import TensorType
 from pointwise_networks import claims, emulated
 
 INTS = ("int64", "int32", "int16", "int8", "uint8")

@@ -12,12 +12,12 @@ from emulated_engine import claims_of, one_layer, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.conv import DIRECT, TILES, ConvLowering
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Cast, Conv1d, Conv2d, ConvTranspose2d, Linear, ReLU
+from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job, Refusal
 from onchip.plan.planner import make_plan
-from onchip.spec.layers import Cast, Conv1d, Conv2d, ConvTranspose2d, Linear, ReLU
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 
 ULPS = 4 * 2.0**-29  # of float32, which assert_error_within counts in: four of float64
 

@@ -13,6 +13,10 @@ from fake_cuda import Array
 from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.kernels.cuda.gather import WORDS, Gather
+from onchip.network.build import sequential
+from onchip.network.graph import Network
+from onchip.network.layers import CumSum, Embedding, GlobalMean, GlobalSum, TokenConv
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
@@ -20,10 +24,6 @@ from onchip.runtime.cuda import chunks, staging
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.engine import Engine
 from onchip.runtime.placement import kernels_for
-from onchip.spec.build import sequential
-from onchip.spec.layers import CumSum, Embedding, GlobalMean, GlobalSum, TokenConv
-from onchip.spec.network import Network
-from onchip.spec.types import TensorType, numpy_dtype
 
 LARGE = 2**63 - 1
 

@@ -15,14 +15,8 @@ from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.pool import PoolAlone
 from onchip.kernels.cuda.program import Steps
 from onchip.kernels.cuda.reduce import ReduceAlone
-from onchip.plan.device import H200
-from onchip.plan.kernel import Job
-from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
-from onchip.plan.planner import make_plan
-from onchip.runtime.cuda.bound_steps import BoundSteps
-from onchip.runtime.engine import Engine
-from onchip.runtime.placement import find_device
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     AvgPool1d,
     AvgPool2d,
     Clip,
@@ -38,8 +32,14 @@ from onchip.spec.layers import (
     ReLU,
     Softmax,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
+from onchip.plan.planner import make_plan
+from onchip.runtime.cuda.bound_steps import BoundSteps
+from onchip.runtime.engine import Engine
+from onchip.runtime.placement import find_device
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 POOLS = [

@@ -6,8 +6,8 @@ import pytest
 from checks import assert_error_within, rows
 from image_networks import graph, weight
 from onchip.kernels import cpu, reference
+from onchip.network.layers import GELU, Add, Concat, Conv2d, Linear, Mul, Sigmoid, Tanh
 from onchip.runtime.engine import compile
-from onchip.spec.layers import GELU, Add, Concat, Conv2d, Linear, Mul, Sigmoid, Tanh
 
 
 def check(net, x, monkeypatch):

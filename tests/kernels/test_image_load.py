@@ -6,8 +6,8 @@ import pytest
 from checks import assert_error_within, rows
 from image_networks import chain, conv
 from onchip.kernels import reference
+from onchip.network.layers import Conv2d
 from onchip.runtime.engine import compile
-from onchip.spec.layers import Conv2d
 
 
 @pytest.mark.parametrize("C", range(1, 7))

@@ -9,8 +9,8 @@ from onchip.kernels import reference
 from onchip.kernels.cpu import conv_fused
 from onchip.kernels.cpu.image_combine import Copy
 from onchip.kernels.cpu.image_resize import Resize
+from onchip.network.layers import Concat, Conv1d, Conv2d, LinearResize, MaxPool2d, NearestResize, ReLU, Tanh
 from onchip.runtime.engine import compile
-from onchip.spec.layers import Concat, Conv1d, Conv2d, LinearResize, MaxPool2d, NearestResize, ReLU, Tanh
 
 HOW = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric")
 

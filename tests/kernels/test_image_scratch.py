@@ -18,9 +18,9 @@ from image_networks import NETWORKS, chain, conv
 from onchip.kernels import cpu
 from onchip.kernels.cpu.image_program import lower
 from onchip.kernels.cpu.places import first_places
+from onchip.network.layers import Conv2d, GlobalMean, Linear, ReLU
 from onchip.runtime.cpu import core_count
 from onchip.runtime.engine import compile
-from onchip.spec.layers import Conv2d, GlobalMean, Linear, ReLU
 from python_calls import python_calls
 
 SRC = Path(__file__).parents[2] / "src"

@@ -7,8 +7,7 @@ from checks import assert_error_within, rows
 from image_networks import SAME, graph, weight
 from onchip.kernels import cpu, reference
 from onchip.kernels.cpu import conv_fused
-from onchip.runtime.engine import compile
-from onchip.spec.layers import (
+from onchip.network.layers import (
     Add,
     AvgPool2d,
     BatchNorm2d,
@@ -32,6 +31,7 @@ from onchip.spec.layers import (
     Sub,
     Tanh,
 )
+from onchip.runtime.engine import compile
 
 C, H, W = 20, 9, 11
 CUTS = {

@@ -6,9 +6,9 @@ import pytest
 from checks import assert_error_within, rows
 from image_networks import chain, conv
 from onchip.kernels import reference
+from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, LeakyReLU, Tanh
 from onchip.runtime.cpu import core_count
 from onchip.runtime.engine import compile
-from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, LeakyReLU, Tanh
 
 
 def weights(C, N, *kernel, groups=1):

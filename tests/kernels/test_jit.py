@@ -220,7 +220,7 @@ def test_planning_compiles_nothing_and_activations_are_compiled_one_by_one():
         "import numpy as np\n"
         "from onchip.kernels.cpu import activation, jit\n"
         "from onchip.runtime.engine import compile\nfrom onchip.runtime.placement import plan\n"
-        "from onchip.spec.build import mlp\n"
+        "from onchip.network.build import mlp\n"
         "net = mlp(3, 4, 2, activation='Tanh')\n"
         "plan(net, 'cpu')\n"
         "print(sum(made.address is not None for made in jit._BY_SYMBOL.values()))\n"

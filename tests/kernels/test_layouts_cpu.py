@@ -7,10 +7,10 @@ from checks import assert_error_within, rows
 from image_networks import branched, signal, sines
 from onchip.kernels import reference
 from onchip.kernels.cpu import KERNELS
+from onchip.network.graph import Network
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cpu import CpuBackend, this_cpu
-from onchip.spec.network import Network
 
 
 def run(net: Network, kernels, x: np.ndarray) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:

@@ -7,7 +7,8 @@ import onchip
 from checks import assert_error_within, rows
 from onchip.errors import InputError
 from onchip.kernels import reference
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     Add,
     Concat,
     Embedding,
@@ -20,8 +21,7 @@ from onchip.spec.layers import (
     Slice,
     TokenConv,
 )  # fmt: skip
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.types import TensorType, numpy_dtype
 
 
 def bag(layer, dtype="int64", S=37):

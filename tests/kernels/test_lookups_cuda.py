@@ -8,14 +8,14 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Concat, Embedding, Reshape, Slice
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.engine import Engine
-from onchip.spec.layers import Concat, Embedding, Reshape, Slice
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
 
 
 def network(tables, ids="int64", dtype="float32", extra=3, outputs=("y",)):

@@ -8,11 +8,11 @@ from checks import assert_error_within, rows
 from onchip.kernels import reference
 from onchip.kernels.cpu.matmul import MatMulAlone
 from onchip.kernels.cpu.strided import find_run
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Div, Gather, Identity, MatMul, Mul, Permute, ReLU, Reshape, Slice, Softmax
+from onchip.network.types import TensorType
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.spec.layers import Add, Div, Gather, Identity, MatMul, Mul, Permute, ReLU, Reshape, Slice, Softmax
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 from takers import CPU
 
 

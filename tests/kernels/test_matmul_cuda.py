@@ -8,8 +8,8 @@ from checks import assert_error_within
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, one_layer, run_claim
 from onchip.kernels import reference
-from onchip.spec.layers import ArgMax, ArgMin, MatMul
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.layers import ArgMax, ArgMin, MatMul
+from onchip.network.types import TensorType, numpy_dtype
 
 ULPS = {"float32": 4, "float64": 2**-23, "float16": 2**14, "bfloat16": 2**17}
 # Rows of a and of b; None: of a weight.

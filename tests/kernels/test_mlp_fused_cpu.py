@@ -15,10 +15,9 @@ from onchip.kernels import reference
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.tile import PANEL, pack, packed_size, unpack
-from onchip.runtime.cpu import core_count
-from onchip.runtime.engine import compile
-from onchip.spec.build import mlp, sequential
-from onchip.spec.layers import (
+from onchip.network.build import mlp, sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     GELU,
     LeakyReLU,
     Linear,
@@ -30,8 +29,9 @@ from onchip.spec.layers import (
     Softmax,
     Tanh,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
+from onchip.runtime.cpu import core_count
+from onchip.runtime.engine import compile
 
 SRC = Path(__file__).parents[2] / "src"
 

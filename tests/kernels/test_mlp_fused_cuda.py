@@ -13,17 +13,17 @@ from onchip.kernels.cuda import mlp_fused
 from onchip.kernels.cuda.mlp_fused import ARCHITECTURES, MlpFused, chunks, layer_floats, shared_bytes, strides
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.program import LaunchConfig
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.io import with_io
+from onchip.network.layers import Linear, ReLU, Reshape, Softmax
+from onchip.network.recipe import materialise
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
-from onchip.spec.build import sequential
-from onchip.spec.io import with_io
-from onchip.spec.layers import Linear, ReLU, Reshape, Softmax
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import materialise
-from onchip.spec.types import TensorType, numpy_dtype
 from takers import stored
 
 DECODE = (72, 64, 64, 4)

@@ -17,7 +17,7 @@ from onchip.kernels.cuda.mlp_packing import (
     round_tf32,
     round_up,
 )
-from onchip.spec.recipe import materialise
+from onchip.network.recipe import materialise
 
 # -- the lanes, as the .cuh files have them ------------------------------------------------------------------
 

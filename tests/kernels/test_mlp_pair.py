@@ -8,15 +8,15 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.mlp_pair import Pair, PairLowering
+from onchip.network.build import mlp, sequential
+from onchip.network.io import with_io
+from onchip.network.layers import GELU, Linear, ReLU, Sigmoid
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.engine import compile
-from onchip.spec.build import mlp, sequential
-from onchip.spec.io import with_io
-from onchip.spec.layers import GELU, Linear, ReLU, Sigmoid
-from onchip.spec.types import TensorType, numpy_dtype
 
 
 @pytest.fixture

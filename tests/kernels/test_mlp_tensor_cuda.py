@@ -13,16 +13,16 @@ from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.program import LaunchConfig
 from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.io import with_io
+from onchip.network.layers import ELU, GELU, Cast, Clip, LeakyReLU, Linear, ReLU, Reshape, Softmax
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.cuda.nvrtc import compile_program
-from onchip.spec.build import sequential
-from onchip.spec.io import with_io
-from onchip.spec.layers import ELU, GELU, Cast, Clip, LeakyReLU, Linear, ReLU, Reshape, Softmax
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
 
 DECODE = (72, 64, 64, 4)
 IO = ("float32", "float16", "bfloat16")

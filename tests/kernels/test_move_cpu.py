@@ -6,12 +6,12 @@ import pytest
 import onchip
 from onchip.kernels import reference
 from onchip.kernels.cpu.move import Move
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Concat, Identity, Interleave, Permute
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.layout import CHANNELS_LAST, ROWS
-from onchip.spec.layers import Concat, Identity, Interleave, Permute
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
 
 MOVES = [
     (Permute((0, 2, 1)), [(5, 7)]),

@@ -7,8 +7,8 @@ import onchip
 from checks import assert_error_within
 from emulated_engine import one_layer
 from onchip.kernels import reference
-from onchip.spec.layers import GroupNorm, LayerNorm, RMSNorm
-from onchip.spec.types import TensorType
+from onchip.network.layers import GroupNorm, LayerNorm, RMSNorm
+from onchip.network.types import TensorType
 
 CASES = [
     (LayerNorm(), (5, 7), ("weight", "bias")), (LayerNorm(2), (3, 8, 12), ("bias",)), (LayerNorm(), (1,), ("weight",)),

@@ -10,15 +10,15 @@ from emulated_engine import claims_of, one_layer, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.norm import MOST_HELD, THREADS, NormLowering
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, GroupNorm, LayerNorm, RMSNorm
+from onchip.network.layers.norm import NormParts
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.engine import Engine
-from onchip.spec.layers import Add, GroupNorm, LayerNorm, RMSNorm
-from onchip.spec.layers.norm import NormParts
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 # Few lanes, a warp, a block, a part that is walked over; aligned and not; with weights, some of them, none.

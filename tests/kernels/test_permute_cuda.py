@@ -22,15 +22,15 @@ from onchip.kernels.cuda.permute import (
     box_for,
     merge_axes,
 )
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Cast, Permute, ReLU
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.bound_steps import BoundSteps
-from onchip.spec.build import sequential
-from onchip.spec.layers import Cast, Permute, ReLU
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
 
 ORDERS = [(0, *axes) for rank in (2, 3, 4) for axes in itertools.permutations(range(1, rank + 1))]
 

@@ -9,9 +9,8 @@ from layer_cases import CASES, WIDE, Case, network, random_inputs
 from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.kernels.cpu.plain import Plain
-from onchip.plan.device import Device, Peak
-from onchip.plan.kernel import Claim, Job, Price
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     LAYERS,
     Add,
     Cast,
@@ -27,9 +26,10 @@ from onchip.spec.layers import (
     Softmax,
     TokenConv,
 )  # fmt: skip
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import materialise
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.recipe import materialise
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.device import Device, Peak
+from onchip.plan.kernel import Claim, Job, Price
 from takers import stored
 
 PEAK = Peak({"fp32": 2e11}, 2e10, 4e11, 0.0)

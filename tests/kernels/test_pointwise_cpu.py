@@ -8,7 +8,8 @@ from checks import assert_error_within
 from onchip.kernels import reference
 from onchip.kernels.cpu.pointwise import MOST_NODES
 from onchip.kernels.cpu.pointwise_block import BLOCK
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     ELU,
     Abs,
     Add,
@@ -39,8 +40,7 @@ from onchip.spec.layers import (
     Sub,
     Tanh,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
 
 ODD = np.array(
     [0.0, -0.0, np.inf, -np.inf, np.nan, 3e38, -3e38, 1e-30, -1e-30, 1, -1, 88.6, 88.8, -86, 2, 0.5, 1e-42], np.float32

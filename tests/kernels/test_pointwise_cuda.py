@@ -12,11 +12,9 @@ from onchip.kernels.cuda.divide import magic_of
 from onchip.kernels.cuda.pointwise import MOST_NUMBERS, Pointwise, rows_a_launch
 from onchip.kernels.cuda.pointwise_run import MOST_KEPT, MOST_OUTPUTS, MOST_STEPS, What, Where, stretch
 from onchip.kernels.cuda.program import Input
-from onchip.plan.device import H200
-from onchip.plan.kernel import Job, Refusal
-from onchip.spec.build import sequential
-from onchip.spec.io import with_io
-from onchip.spec.layers import (
+from onchip.network.build import sequential
+from onchip.network.io import with_io
+from onchip.network.layers import (
     GELU,
     Add,
     Cast,
@@ -26,7 +24,9 @@ from onchip.spec.layers import (
     Softmax,
     Tanh,
 )
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job, Refusal
 from pointwise_networks import (
     NETWORKS,
     PRECISIONS,

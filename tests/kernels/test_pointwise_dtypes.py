@@ -6,10 +6,10 @@ import pytest
 import onchip
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
-from onchip.runtime.check import DTYPE_ULP, scaled_error
-from onchip.spec.build import sequential
-from onchip.spec.io import IO_DTYPES
-from onchip.spec.layers import (
+from onchip.network.build import sequential
+from onchip.network.graph import Network
+from onchip.network.io import IO_DTYPES
+from onchip.network.layers import (
     GELU,
     Add,
     Cast,
@@ -27,8 +27,8 @@ from onchip.spec.layers import (
     Tanh,
     ToInts,
 )
-from onchip.spec.network import Network
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.runtime.check import DTYPE_ULP, scaled_error
 from pointwise_networks import NETWORKS, as_tuple, assert_right, claims, emulated, inputs_of, network, planned, tree
 
 

@@ -8,7 +8,8 @@ from image_networks import weight
 from onchip.kernels import reference
 from onchip.kernels.cpu.numbers import COMPUTED_INTS, WHOLES
 from onchip.kernels.cpu.pointwise_block import BLOCK
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     Add,
     Cast,
     Conv2d,
@@ -27,8 +28,7 @@ from onchip.spec.layers import (
     Sub,
     ToInts,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.types import TensorType, numpy_dtype
 
 INTS = ("int64", "int32", "int16", "int8", "uint8")
 FLOATS = ("float64", "float16", "bfloat16")

@@ -14,13 +14,9 @@ from onchip.kernels.cpu.rowwise import Rowwise
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.activation import cpp_name
 from onchip.kernels.pointwise import ACTIVATIONS, BINARY, CPU_ACTIVATIONS, OPERATIONS, TRAINED, UNARY, operation_of
-from onchip.plan.kernel import Job
-from onchip.plan.planner import make_plan
-from onchip.runtime.cpu import this_cpu
-from onchip.runtime.cuda.backend import CudaBackend
-from onchip.runtime.engine import Engine, compile
-from onchip.spec.build import mlp, sequential
-from onchip.spec.layers import (
+from onchip.network.build import mlp, sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     ELU,
     GELU,
     LAYERS,
@@ -45,8 +41,12 @@ from onchip.spec.layers import (
     ToInts,
     ToPixels,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
+from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.engine import Engine, compile
 from onchip.train import options
 
 ULPS = 5  # where every approximation of the chip is as far off as it may be

@@ -14,15 +14,15 @@ from onchip.kernels.cuda.mma_tiles import TILES
 from onchip.kernels.cuda.product import FMA_TILES, Product, ProductAlone
 from onchip.kernels.cuda.product_mma import MmaProduct, ProductMma
 from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight
+from onchip.network.build import sequential
+from onchip.network.io import with_io
+from onchip.network.layers import GELU, Clip, LeakyReLU, Linear, Reshape, Softmax
+from onchip.network.recipe import materialise
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
-from onchip.spec.build import sequential
-from onchip.spec.io import with_io
-from onchip.spec.layers import GELU, Clip, LeakyReLU, Linear, Reshape, Softmax
-from onchip.spec.recipe import materialise
-from onchip.spec.types import TensorType, numpy_dtype
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 

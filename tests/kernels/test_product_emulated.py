@@ -14,10 +14,10 @@ from onchip.kernels.cuda.product_mma import MmaProduct
 from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight
 from onchip.kernels.cuda.program import Input, Int64, Output, Steps
 from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.build import sequential
+from onchip.network.layers import ELU, GELU, Clip, LeakyReLU, Linear
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.runtime.cuda.bound_steps import BoundSteps
-from onchip.spec.build import sequential
-from onchip.spec.layers import ELU, GELU, Clip, LeakyReLU, Linear
-from onchip.spec.types import TensorType, numpy_dtype
 
 pytestmark = needs_gxx
 UNITS = 4

@@ -12,6 +12,10 @@ from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.product_few import MOST_ROWS, FewProduct, ProductFew
 from onchip.kernels.cuda.program import Input, Int64, Output, Steps
+from onchip.network.build import mlp, sequential
+from onchip.network.io import with_io
+from onchip.network.layers import GELU, Linear, ReLU
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
@@ -19,10 +23,6 @@ from onchip.runtime.check import NAIVE_DTYPE
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.engine import compile
-from onchip.spec.build import mlp, sequential
-from onchip.spec.io import with_io
-from onchip.spec.layers import GELU, Linear, ReLU
-from onchip.spec.types import TensorType, numpy_dtype
 
 FEW_UNITS = dataclasses.replace(H200, units=1)  # so that N = 24 is more columns than have room at once
 

@@ -13,6 +13,9 @@ from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.product_gather import ProductGather
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Conv1d, Embedding, Linear, Permute, ReLU, Reshape, Tanh
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.layout import CHANNELS_LAST
@@ -20,9 +23,6 @@ from onchip.plan.planner import make_plan
 from onchip.runtime.check import FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.engine import Engine
-from onchip.spec.layers import Add, Conv1d, Embedding, Linear, Permute, ReLU, Reshape, Tanh
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
 
 
 def text_network(way, V=30, E=20, S=7, N=24, ids="int32", dtype="float32", is_bare=False):

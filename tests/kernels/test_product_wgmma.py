@@ -18,12 +18,12 @@ from onchip.kernels.cuda.product_wgmma import (
     tf32_weight,
 )
 from onchip.kernels.cuda.program import Input, Int64, Output, Steps
+from onchip.network.build import sequential
+from onchip.network.layers import GELU, Linear, ReLU
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.engine import compile
-from onchip.spec.build import sequential
-from onchip.spec.layers import GELU, Linear, ReLU
-from onchip.spec.types import TensorType, numpy_dtype
 
 UNITS = 3  # fewer than there are tiles: blocks make several
 

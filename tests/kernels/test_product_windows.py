@@ -11,14 +11,9 @@ from onchip.kernels.cuda import KERNELS, mma_tiles
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
 from onchip.kernels.cuda.mma_tiles import tiles_of
 from onchip.kernels.cuda.product_windows import ProductWindows
-from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
-from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.plan.layout import CHANNELS_LAST
-from onchip.plan.planner import make_plan
-from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
-from onchip.runtime.engine import compile
-from onchip.spec.build import sequential
-from onchip.spec.layers import (
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     Add,
     Cast,
     Conv1d,
@@ -31,8 +26,13 @@ from onchip.spec.layers import (
     Tanh,
     TransposedConvolution,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
+from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.layout import CHANNELS_LAST
+from onchip.plan.planner import make_plan
+from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
+from onchip.runtime.engine import compile
 
 JUDGED = 130  # of the rows of a GPU, the last ones: the reference takes far longer than the kernel
 # layer, a row of x, the weight

@@ -13,6 +13,8 @@ from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight
 from onchip.kernels.cuda.recipes import LOWERINGS
 from onchip.kernels.cuda.token_slices import narrow_tables, sliced, split_tables, token_slices, token_taps
 from onchip.kernels.fp8_tables import peaks_of
+from onchip.network.recipe import Recipe, as_is, evaluate, materialise, op_name, transposed
+from onchip.network.types import numpy_dtype
 from onchip.plan import build_price
 from onchip.plan.device import H200
 from onchip.plan.rewrites.embedding import token_tables
@@ -20,8 +22,6 @@ from onchip.plan.rewrites.linear import merged_weight
 from onchip.runtime.cuda import weights as weights_module
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.weights import make_weights
-from onchip.spec.recipe import Recipe, as_is, evaluate, materialise, op_name, transposed
-from onchip.spec.types import numpy_dtype
 
 F32, F16, BF16, F8 = "float32", "float16", "bfloat16", "float8_e4m3fn"
 MAKES = build_price.makes_of(KERNELS, H200)

@@ -18,14 +18,14 @@ from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.recurrent import RecurrentAlone
 from onchip.kernels.cuda.recurrent_held import RecurrentHeld
 from onchip.kernels.cuda.recurrent_mma import RecurrentMma
+from onchip.network.graph import Network, Node
+from onchip.network.layers import GRU, LSTM, RNN, Linear, Recurrent
+from onchip.network.recipe import Recipe
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job, Refusal
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import NAIVE_DTYPE, ULP, ULPS
-from onchip.spec.layers import GRU, LSTM, RNN, Linear, Recurrent
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe
-from onchip.spec.types import TensorType, numpy_dtype
 
 CASES = [case for case in layer_cases.CASES if isinstance(case.layer, Recurrent)]
 
@@ -367,7 +367,7 @@ def test_states_that_do_not_fit_are_refused():
     big = network(RNN(), 1, 2).replace()  # as if it were as wide as the recipe says
     wide = 40_000
     given = {"x0": TensorType(("B", 1, wide))}
-    recurrence = Recipe("spec.recipe:as_is", (), (1, wide, wide), "float32")
+    recurrence = Recipe("network.recipe:as_is", (), (1, wide, wide), "float32")
     net = type(big)(given, big.nodes, big.outputs, {"recurrence": recurrence})
     (answer,) = RecurrentAlone().claims(net, 0, H200, Job())
     assert isinstance(answer, Refusal)

@@ -6,9 +6,9 @@ import pytest
 import onchip
 from checks import assert_error_within
 from onchip.kernels import reference
-from onchip.spec.build import sequential
-from onchip.spec.layers import ArgMax, ArgMin, GlobalMax, GlobalMean, GlobalMin, GlobalNorm, GlobalSum
-from onchip.spec.types import TensorType
+from onchip.network.build import sequential
+from onchip.network.layers import ArgMax, ArgMin, GlobalMax, GlobalMean, GlobalMin, GlobalNorm, GlobalSum
+from onchip.network.types import TensorType
 
 SHAPES = [((1,), (1,)), ((10,), (-1,)), ((3, 5), (1,)), ((3, 5), (2,)), ((4, 5, 6), (1, 3)), ((4, 5, 6), (2, 3)),
           ((2, 40000), (2,)), ((9, 1, 7), (1, 2))]  # fmt: skip

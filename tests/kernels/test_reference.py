@@ -7,8 +7,9 @@ from checks import random_mlp, rows
 from layer_cases import CASES, network, random_inputs
 from onchip.errors import InputError
 from onchip.kernels import reference
-from onchip.spec.build import sequential
-from onchip.spec.layers import (
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     LAYERS,
     Add,
     ArgMax,
@@ -25,8 +26,7 @@ from onchip.spec.layers import (
     ToInts,
     ToPixels,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
 
 
 def test_every_layer_has_a_forward_and_a_backward():

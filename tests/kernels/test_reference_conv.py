@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onchip.kernels import reference
-from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
-from onchip.spec.types import TensorType
+from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from onchip.network.types import TensorType
 
 SETTINGS = settings(max_examples=60)
 

@@ -7,7 +7,7 @@ import pytest
 
 from onchip.errors import InputError, ShapeError
 from onchip.kernels import reference
-from onchip.spec.layers import (
+from onchip.network.layers import (
     GELU,
     Add,
     BatchNorm1d,

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from onchip.errors import ShapeError
 from onchip.kernels import reference
-from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d, SequenceMax
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.graph import Network, Node
+from onchip.network.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d, SequenceMax
+from onchip.network.types import TensorType
 
 SETTINGS = settings(max_examples=80)
 

@@ -9,7 +9,7 @@ import pytest
 
 from onchip.kernels.reference import scan as module
 from onchip.kernels.reference.scan import scan
-from onchip.spec.scan_op import DTYPES, OPS, ScanOp
+from onchip.network.scan_op import DTYPES, OPS, ScanOp
 
 COMBINE = {"sum": operator.add, "product": operator.mul, "max": max, "min": min}
 

@@ -5,8 +5,8 @@ import pytest
 
 from onchip.errors import ShapeError
 from onchip.kernels import reference
-from onchip.spec.layers import Gather, GroupNorm, LayerNorm, LinearResize, NearestResize, Pad, RMSNorm, Slice, Tile
-from onchip.spec.types import TensorType
+from onchip.network.layers import Gather, GroupNorm, LayerNorm, LinearResize, NearestResize, Pad, RMSNorm, Slice, Tile
+from onchip.network.types import TensorType
 
 
 def run(layer, x, **w):

@@ -9,12 +9,12 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import GELU, Add, Linear, ReLU, Tanh
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job
 from onchip.plan.planner import make_plan
-from onchip.spec.layers import GELU, Add, Linear, ReLU, Tanh
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
 
 
 def network(D_in, D_out, activation=None, dtype="float32", is_own=False):

@@ -8,10 +8,10 @@ from checks import assert_error_within, rows
 from emulated_engine import one_layer
 from image_networks import SAME, weight
 from onchip.kernels import reference
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Concat, LinearResize
+from onchip.network.types import TensorType
 from onchip.plan.layout import CHANNELS_LAST
-from onchip.spec.layers import Concat, LinearResize
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 
 CASES = [
     ((3, 6, 10), (3, 4, 5)), ((7,), (3,)), ((5, 3), (3, 3)), ((4, 4, 6), (2, 3, 4)), ((6, 4, 8), (3, 4, 4)),

@@ -13,12 +13,12 @@ from onchip.kernels.cpu.scan import PIECE, ScanAlone, scan_columns, scan_rows
 from onchip.kernels.cpu.scan_parts import SEGMENT
 from onchip.kernels.cpu.short_scan import MOST_NUMBERS
 from onchip.kernels.reference.scan import scan
+from onchip.network.build import sequential
+from onchip.network.layers import CumSum
+from onchip.network.scan_op import DTYPES, OPS, ScanOp
+from onchip.network.types import TensorType
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.runtime.cpu import core_count
-from onchip.spec.build import sequential
-from onchip.spec.layers import CumSum
-from onchip.spec.scan_op import DTYPES, OPS, ScanOp
-from onchip.spec.types import TensorType
 
 TWO = min(2, core_count())
 FLAGS = [(exclusive, reverse) for exclusive in (False, True) for reverse in (False, True)]

@@ -10,14 +10,14 @@ from checks import narrow_numbers, narrow_sums
 from onchip.kernels.cuda.program import Input, Int64, Output
 from onchip.kernels.cuda.scan import GROUP, Scan
 from onchip.kernels.reference.scan import scan as reference_scan
+from onchip.network.build import sequential
+from onchip.network.layers import CumSum, Linear
+from onchip.network.scan_op import DTYPES, OPS, ScanOp
+from onchip.network.types import TensorType
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for
-from onchip.spec.build import sequential
-from onchip.spec.layers import CumSum, Linear
-from onchip.spec.scan_op import DTYPES, OPS, ScanOp
-from onchip.spec.types import TensorType
 
 SIZES = (1, 7, 2048, 2049, 8191, 8192, 8193, 100_003, 5_000_003)
 

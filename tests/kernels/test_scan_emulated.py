@@ -13,6 +13,10 @@ from onchip.kernels import reference
 from onchip.kernels.cuda.program import Input, Output, Program, Scratch, Steps
 from onchip.kernels.cuda.scan import Scan, ScanAlone
 from onchip.kernels.reference.scan import scan as reference_scan
+from onchip.network.build import sequential
+from onchip.network.layers import CumSum
+from onchip.network.scan_op import ScanOp
+from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
@@ -24,10 +28,6 @@ from onchip.runtime.cuda.scan import bound_scan
 from onchip.runtime.engine import Engine
 from onchip.runtime.placement import kernels_for
 from onchip.runtime.scan import scan_into
-from onchip.spec.build import sequential
-from onchip.spec.layers import CumSum
-from onchip.spec.scan_op import ScanOp
-from onchip.spec.types import TensorType
 
 pytestmark = needs_gxx
 GUARD = 64  # bytes on both sides

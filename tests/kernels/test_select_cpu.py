@@ -7,11 +7,11 @@ import onchip
 from layer_cases import CASES
 from onchip.kernels import reference
 from onchip.kernels.cpu.select import Select, stretches_of
+from onchip.network.build import sequential
+from onchip.network.layers import Identity, Pad, Selection, Slice
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
-from onchip.spec.build import sequential
-from onchip.spec.layers import Identity, Pad, Selection, Slice
-from onchip.spec.types import TensorType, numpy_dtype
 
 CHOICES = [(case.layer, case.rows[0]) for case in CASES if isinstance(case.layer, Selection)]
 CHOICES += [

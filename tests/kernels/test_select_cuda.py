@@ -12,10 +12,10 @@ from emulated_engine import claims_of, run_claim
 from layer_cases import CASES
 from onchip.kernels import reference
 from onchip.kernels.selection import tables_of
+from onchip.network.build import sequential
+from onchip.network.layers import Gather, Identity, LinearResize, NearestResize, Pad, Selection, Slice
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.layout import has_channels
-from onchip.spec.build import sequential
-from onchip.spec.layers import Gather, Identity, LinearResize, NearestResize, Pad, Selection, Slice
-from onchip.spec.types import TensorType, numpy_dtype
 
 CHOICES = [(case.layer, case.rows[0]) for case in CASES if isinstance(case.layer, Selection)]
 RESIZES = [(case.layer, case.rows[0]) for case in CASES if isinstance(case.layer, LinearResize)]

@@ -7,9 +7,9 @@ import onchip
 from checks import rows
 from image_networks import weight
 from onchip.kernels import reference
-from onchip.spec.layers import Conv1d, SequenceMax
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Conv1d, SequenceMax
+from onchip.network.types import TensorType
 
 LENGTHS = np.array([-5, 0, 1, 2, 3, 4, 7, 8, 9, 30, 1 << 30])
 

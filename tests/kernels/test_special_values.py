@@ -8,11 +8,8 @@ import onchip
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.pointwise import BINARY, UNARY, operation_of
-from onchip.plan.kernel import Job
-from onchip.plan.planner import make_plan
-from onchip.runtime.cuda.backend import CudaBackend
-from onchip.runtime.engine import Engine
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     ELU,
     GELU,
     Abs,
@@ -50,8 +47,11 @@ from onchip.spec.layers import (
     ToInts,
     ToPixels,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
+from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.engine import Engine
 from pointwise_networks import emulated
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")

@@ -10,11 +10,11 @@ from checks import assert_error_within
 from onchip.kernels import reference
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.taps import Taps
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Gather, GlobalSum, Mask, Mul, Reshape
+from onchip.network.types import TensorType
 from onchip.plan.kernel import Job
 from onchip.runtime.cpu import this_cpu
-from onchip.spec.layers import Gather, GlobalSum, Mask, Mul, Reshape
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 
 
 def weighted_taps(row, axis, taps, outputs, is_masked=False, also=()):

@@ -7,11 +7,9 @@ from checks import assert_error_within
 from onchip.errors import InputError, KernelError
 from onchip.kernels import reference
 from onchip.kernels.fp8_tables import in_fp8, scales, table_peaks
-from onchip.plan.rewrites import fold_embeddings
-from onchip.runtime.cpu import core_count
-from onchip.runtime.engine import compile
-from onchip.spec.build import sequential
-from onchip.spec.layers import (
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     GELU,
     Concat,
     GlobalMax,
@@ -22,9 +20,11 @@ from onchip.spec.layers import (
     Tanh,
     TokenConv,
 )  # fmt: skip
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import materialise
-from onchip.spec.types import TensorType
+from onchip.network.recipe import materialise
+from onchip.network.types import TensorType
+from onchip.plan.rewrites import fold_embeddings
+from onchip.runtime.cpu import core_count
+from onchip.runtime.engine import compile
 from text_networks import NETWORKS, some_lengths, text_network, weight, with_lengths
 
 

@@ -17,6 +17,10 @@ from onchip.kernels import reference
 from onchip.kernels.cuda.sequence_max import SequenceMaxLowering
 from onchip.kernels.cuda.token_max import MOST_SHARE_BITS, TokenMax
 from onchip.kernels.cuda.token_slices import narrow_tables, split_tables, token_slices
+from onchip.network.graph import Network, Node
+from onchip.network.layers import GELU, Cast, Clip, Concat, GlobalMax, ReLU, SequenceMax, Sigmoid, Tanh, TokenConv
+from onchip.network.recipe import Recipe, as_is, materialise, op_name, reach
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
@@ -26,10 +30,6 @@ from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.engine import Engine
 from onchip.runtime.placement import kernels_for
-from onchip.spec.layers import GELU, Cast, Clip, Concat, GlobalMax, ReLU, SequenceMax, Sigmoid, Tanh, TokenConv
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe, as_is, materialise, op_name, reach
-from onchip.spec.types import TensorType, numpy_dtype
 from onchip.workloads import sentiment
 from text_networks import NETWORKS, some_lengths, weight, with_lengths
 

@@ -7,9 +7,9 @@ import onchip
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, one_layer, run_claim
 from onchip.kernels import reference
-from onchip.spec.build import sequential
-from onchip.spec.layers import ArgTopK, TopK
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.build import sequential
+from onchip.network.layers import ArgTopK, TopK
+from onchip.network.types import TensorType, numpy_dtype
 
 LAYERS = [
     ((40,), TopK(5)), ((3, 7), ArgTopK(3, 1)), ((5, 33), ArgTopK(2, -1, False)), ((1,), TopK(1, largest=False)),

@@ -3,9 +3,9 @@
 import numpy as np
 
 from onchip.kernels import reference
-from onchip.spec.layers import Add, Cast, Embedding
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Cast, Embedding
+from onchip.network.types import TensorType
 from onchip.workloads import sentiment
 
 

@@ -8,13 +8,13 @@ from checks import rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels.cpu import KERNELS
 from onchip.kernels.cuda import KERNELS as CUDA_KERNELS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Identity, Permute, ReLU, Reshape, Softmax
+from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.backend import CudaBackend
-from onchip.spec.layers import Identity, Permute, ReLU, Reshape, Softmax
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 from takers import CPU
 
 

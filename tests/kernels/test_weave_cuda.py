@@ -11,13 +11,13 @@ from layer_cases import CASES
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.weave import WeaveAlone
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Concat, Identity, Interleave
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.bound_steps import BoundSteps
-from onchip.spec.layers import Concat, Identity, Interleave
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
 
 DTYPES = ("float32", "float16", "uint8", "int64")
 

@@ -8,7 +8,7 @@ from onchip.ladders.decode import LADDER
 from onchip.ladders.frame import climb
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Truth
-from onchip.spec.build import mlp
+from onchip.network.build import mlp
 from onchip.workloads import decode
 
 RUNGS = {rung.name: rung for rung in LADDER.rungs}

@@ -11,8 +11,8 @@ from onchip.ladders.frame import Ladder, Rung, climb
 from onchip.ladders.show import describe_ladders, make_table, of_floor, save_plot, times
 from onchip.measure.pace import Pace, interleave, show_ms, summarise
 from onchip.measure.truth import Truth, relative_error
+from onchip.network.build import mlp
 from onchip.plan.floor import TOO_LOW
-from onchip.spec.build import mlp
 
 QUICK = Pace(rounds=2, block_s=0.01, warm_up_s=0.001, pause_s=0, min_runs=2, max_runs=3)
 

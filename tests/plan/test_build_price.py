@@ -3,6 +3,7 @@
 import pytest
 
 from onchip.kernels import cpu, cuda
+from onchip.network.recipe import Recipe, as_is, op_name, transposed
 from onchip.plan.build_price import (
     BUS_BANDWIDTH,
     HOST_BANDWIDTH,
@@ -15,7 +16,6 @@ from onchip.plan.build_price import (
 from onchip.plan.device import H200
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_bias, merged_weight
-from onchip.spec.recipe import Recipe, as_is, op_name, transposed
 from takers import CPU, stored
 
 V, E, C, K = 21_635, 64, 64, 3

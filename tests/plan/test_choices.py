@@ -3,13 +3,13 @@
 import pytest
 
 from onchip.errors import PlanError
+from onchip.network.build import sequential
+from onchip.network.graph import Network
+from onchip.network.layers import Conv2d, ConvTranspose2d, Interleave, Linear
+from onchip.network.types import TensorType
 from onchip.plan.kernel import Job
 from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
-from onchip.spec.build import sequential
-from onchip.spec.layers import Conv2d, ConvTranspose2d, Interleave, Linear
-from onchip.spec.network import Network
-from onchip.spec.types import TensorType
 from takers import CPU, Take, TakeBut, stored
 
 

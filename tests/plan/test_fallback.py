@@ -7,12 +7,12 @@ import pytest
 from every_network import every_network
 from onchip.kernels.cpu import INFERENCE, KERNELS
 from onchip.kernels.cpu.plain import Plain
+from onchip.network.build import sequential
+from onchip.network.graph import Network
+from onchip.network.layers import ReLU
+from onchip.network.types import TensorType
 from onchip.plan.kernel import Claim, Job
 from onchip.plan.planner import make_plan
-from onchip.spec.build import sequential
-from onchip.spec.layers import ReLU
-from onchip.spec.network import Network
-from onchip.spec.types import TensorType
 from random_networks import random_network
 from takers import CPU, Take
 

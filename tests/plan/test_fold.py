@@ -8,13 +8,9 @@ import pytest
 
 from onchip.errors import PlanError
 from onchip.kernels.cpu import KERNELS
-from onchip.plan.build_price import HOST_BANDWIDTH
-from onchip.plan.device import H200, Device
-from onchip.plan.kernel import Job
-from onchip.plan.planner import make_plan
-from onchip.runtime import placement
-from onchip.spec.build import mlp
-from onchip.spec.layers import (
+from onchip.network.build import mlp
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     GELU,
     BatchNorm1d,
     Concat,
@@ -26,8 +22,12 @@ from onchip.spec.layers import (
     ReLU,
     TokenConv,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
+from onchip.plan.build_price import HOST_BANDWIDTH
+from onchip.plan.device import H200, Device
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
+from onchip.runtime import placement
 from python_calls import python_calls
 from takers import CPU, TakeBut, stored
 

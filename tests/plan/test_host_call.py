@@ -5,16 +5,16 @@ import dataclasses
 import pytest
 
 from checks import random_mlp
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.io import with_io
+from onchip.network.layers import Conv2d, Embedding, Linear, ReLU, Reshape
+from onchip.network.types import TensorType
 from onchip.plan.device import H200, KNOWN
 from onchip.plan.host_call import call_us, compare, least_us
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for
-from onchip.spec.build import sequential
-from onchip.spec.io import with_io
-from onchip.spec.layers import Conv2d, Embedding, Linear, ReLU, Reshape
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 from onchip.workloads import decode, faces
 from takers import CPU, stored
 

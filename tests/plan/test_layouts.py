@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onchip.errors import PlanError
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, ReLU, Sigmoid
+from onchip.network.types import TensorType
 from onchip.plan.kernel import Claim, Job, Price, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying
 from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
-from onchip.spec.build import sequential
-from onchip.spec.layers import Add, ReLU, Sigmoid
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 from takers import CPU
 
 IMAGE = TensorType(("B", 4, 3, 5))

@@ -6,15 +6,15 @@ import pytest
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cpu.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_tensor import MOST_LAYERS
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Concat, Conv2d, Linear, ReLU, Reshape, Slice, Softmax, Tanh
+from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.planner import make_plan
 from onchip.plan.rewrites.late import sink_moves
 from onchip.runtime.placement import kernels_for
-from onchip.spec.build import sequential
-from onchip.spec.layers import Add, Concat, Conv2d, Linear, ReLU, Reshape, Slice, Softmax, Tanh
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 from python_calls import python_calls
 from takers import CPU, stored
 

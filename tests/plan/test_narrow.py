@@ -6,16 +6,16 @@ import pytest
 from networks import Grow, seeded
 from onchip.kernels import reference
 from onchip.measure.truth import relative_error
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.io import with_io
+from onchip.network.layers import Add, ArgMax, Cast, Conv2d, GlobalMean, Linear, ReLU, Softmax
+from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.plan.rewrites import narrow_values
 from onchip.runtime.placement import kernels_for
-from onchip.spec.build import sequential
-from onchip.spec.io import with_io
-from onchip.spec.layers import Add, ArgMax, Cast, Conv2d, GlobalMean, Linear, ReLU, Softmax
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 from random_networks import random_network
 
 FORMATS = {"fp16": "float16", "bf16": "bfloat16"}

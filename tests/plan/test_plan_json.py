@@ -10,6 +10,10 @@ import pytest
 from checks import random_mlp
 from onchip.errors import DeviceError, FormatError, InputError, OnchipError, PlanError
 from onchip.kernels.cpu import KERNELS
+from onchip.network.build import sequential
+from onchip.network.layers import BatchNorm1d, CumSum, Linear, ReLU
+from onchip.network.recipe import Recipe, materialise
+from onchip.network.types import TensorType
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.plan_json import (
@@ -23,10 +27,6 @@ from onchip.plan.plan_json import (
 )
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for
-from onchip.spec.build import sequential
-from onchip.spec.layers import BatchNorm1d, CumSum, Linear, ReLU
-from onchip.spec.recipe import Recipe, materialise
-from onchip.spec.types import TensorType
 from onchip.workloads import faces
 from random_networks import random_network
 from takers import CPU

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from checks import random_mlp
 from onchip.errors import DeviceError, InputError, PlanError
 from onchip.kernels.cpu import KERNELS
-from onchip.plan.device import H200, KNOWN, Peak
-from onchip.plan.kernel import Claim, Job, Price
-from onchip.plan.planner import MAX_LAYERS, make_plan
-from onchip.spec.build import mlp, sequential
-from onchip.spec.layers import (
+from onchip.network.build import mlp, sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     Add,
     BatchNorm1d,
     Conv2d,
@@ -27,8 +25,10 @@ from onchip.spec.layers import (
     Sigmoid,
     Softmax,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
+from onchip.plan.device import H200, KNOWN, Peak
+from onchip.plan.kernel import Claim, Job, Price
+from onchip.plan.planner import MAX_LAYERS, make_plan
 from python_calls import python_calls
 from takers import CPU, Take, TakeBut, stored
 

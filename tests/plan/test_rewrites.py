@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks import YES_NO, Grow, assert_rewrites, assert_same_meaning, drawn, seeded, share_that_fires
-from onchip.plan.kernel import OPTIONAL_REWRITES
-from onchip.plan.rewrites import REWRITES, drop_idle, drop_stretches, drop_unread, fold_embeddings, rewrite
-from onchip.plan.rewrites.edit import Draft
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     Add,
     AvgPool1d,
     BatchNorm1d,
@@ -38,9 +36,11 @@ from onchip.spec.layers import (
     Tanh,
     Tile,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe
-from onchip.spec.types import TensorType
+from onchip.network.recipe import Recipe
+from onchip.network.types import TensorType
+from onchip.plan.kernel import OPTIONAL_REWRITES
+from onchip.plan.rewrites import REWRITES, drop_idle, drop_stretches, drop_unread, fold_embeddings, rewrite
+from onchip.plan.rewrites.edit import Draft
 from python_calls import python_calls
 from takers import stored
 

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from networks import YES_NO, Grow, assert_same_meaning, drawn, seeded, share_that_fires
 from onchip.kernels import cuda
+from onchip.network.layers import Conv1d, Conv2d, ConvTranspose2d, MaxPool2d, Permute, ReLU, Reshape, Sigmoid
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.plan.rewrites import make_channels_last, rewrite
-from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose2d, MaxPool2d, Permute, ReLU, Reshape, Sigmoid
 from onchip.workloads import faces
 
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks import YES_NO, Grow, assert_rewrites, assert_same_meaning, drawn, seeded, share_that_fires
-from onchip.plan.rewrites import merge_convs, multiply_windows, rewrite, split_phases, trim_convs
-from onchip.spec.layers import (
+from onchip.network.layers import (
     AvgPool1d,
     AvgPool2d,
     Concat,
@@ -30,7 +29,8 @@ from onchip.spec.layers import (
     Tanh,
     TransposedConvolution,
 )
-from onchip.spec.types import numpy_dtype
+from onchip.network.types import numpy_dtype
+from onchip.plan.rewrites import merge_convs, multiply_windows, rewrite, split_phases, trim_convs
 
 # -- side by side ----------------------------------------------------------------------------------------------
 

@@ -12,17 +12,17 @@ from checks import assert_error_within, rows
 from networks import YES_NO, Grow, add_moves, assert_rewrites, assert_same_meaning, drawn, seeded, share_that_fires
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Linear, MatMul, Permute, ReLU, Reshape, Softmax
+from onchip.network.recipe import Recipe
+from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.plan.rewrites import absorb_permutes, merge_beside, merge_linears, sink_moves
 from onchip.plan.rewrites.linear import MOST_TERMS
 from onchip.runtime.engine import compile
-from onchip.spec.build import sequential
-from onchip.spec.layers import Linear, MatMul, Permute, ReLU, Reshape, Softmax
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe
-from onchip.spec.types import TensorType
 
 
 def is_less_work(D_in: int, D_mid: int, D_out: int) -> bool:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from networks import YES_NO, Grow, add_moves, assert_rewrites, assert_same_meaning, drawn, seeded, share_that_fires
 from onchip.errors import InputError
 from onchip.kernels import reference
-from onchip.plan.rewrites import fold_batchnorm
-from onchip.spec.build import sequential
-from onchip.spec.layers import (
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     BatchNorm1d,
     BatchNorm2d,
     Conv1d,
@@ -22,10 +22,10 @@ from onchip.spec.layers import (
     ReLU,
     Reshape,
 )
-from onchip.spec.layers.norm import factor_and_shift
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe, as_is, materialise
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.layers.norm import factor_and_shift
+from onchip.network.recipe import Recipe, as_is, materialise
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.rewrites import fold_batchnorm
 
 
 def norm_behind_product(pick):

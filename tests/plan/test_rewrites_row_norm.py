@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from networks import assert_same_meaning
+from onchip.network.build import sequential
+from onchip.network.layers import Add, GroupNorm, LayerNorm, Mul, ReLU, Reshape, RMSNorm
+from onchip.network.types import TensorType
 from onchip.plan.rewrites import fold_scales
-from onchip.spec.build import sequential
-from onchip.spec.layers import Add, GroupNorm, LayerNorm, Mul, ReLU, Reshape, RMSNorm
-from onchip.spec.types import TensorType
 
 REST = (("relu", ReLU()),)
 # layers, the constants' shapes, and what is left of the layers

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks import YES_NO, Grow, assert_rewrites, assert_same_meaning, drawn, seeded, share_that_fires
+from onchip.network.layers import Conv1d, Embedding, Linear, Permute, ReLU, Reshape, TokenConv
+from onchip.network.recipe import Recipe, materialise
+from onchip.network.types import numpy_dtype
 from onchip.plan.rewrites import embedding as module
 from onchip.plan.rewrites import fold_embeddings, rewrite
-from onchip.spec.layers import Conv1d, Embedding, Linear, Permute, ReLU, Reshape, TokenConv
-from onchip.spec.recipe import Recipe, materialise
-from onchip.spec.types import numpy_dtype
 
 FOLD = ("conv", "conv", "linear", "flat linear")
 STAY = ("dilated", "grouped", "turned", "relu", "linear over half", "output")

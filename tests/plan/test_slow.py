@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from onchip.kernels.cuda import KERNELS
+from onchip.network.build import mlp
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.plan.planner import make_plan
 from onchip.plan.slow import slow_because
-from onchip.spec.build import mlp
 from takers import CPU
 
 REFUSALS = (Refusal("tensor", "a", "multiplies no odd rows"), Refusal("tensor", "b", "is elsewhere"))

@@ -10,15 +10,15 @@ from onchip.errors import PlanError
 from onchip.kernels import cpu
 from onchip.kernels.cuda.mlp_fused import MlpLowering
 from onchip.kernels.cuda.mlp_tensor import TensorLowering
+from onchip.network.build import mlp, sequential
+from onchip.network.io import with_io
+from onchip.network.layers import CumSum, ReLU, Softmax
+from onchip.network.types import TensorType
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Claim, Job
 from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for
-from onchip.spec.build import mlp, sequential
-from onchip.spec.io import with_io
-from onchip.spec.layers import CumSum, ReLU, Softmax
-from onchip.spec.types import TensorType
 from onchip.workloads import faces, sentiment
 from random_networks import random_network
 from takers import CPU

@@ -15,15 +15,15 @@ import pytest
 from checks import random_mlp, rows
 from onchip.errors import DeviceError, InputError, PlanError
 from onchip.kernels.cuda.mlp_fused import MlpFused
+from onchip.network.build import sequential
+from onchip.network.layers import Conv2d, Linear, MaxPool2d, ReLU, Reshape, Softmax
+from onchip.network.types import TensorType
 from onchip.plan.device import H200, KNOWN
 from onchip.plan.kernel import Job
 from onchip.runtime import placement
 from onchip.runtime.cuda import devices
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.placement import kernels_for, place, plan_and_reason
-from onchip.spec.build import sequential
-from onchip.spec.layers import Conv2d, Linear, MaxPool2d, ReLU, Reshape, Softmax
-from onchip.spec.types import TensorType
 from onchip.workloads import decode, faces
 from takers import CPU
 

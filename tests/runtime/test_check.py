@@ -7,15 +7,15 @@ import pytest
 
 from checks import random_mlp
 from onchip.errors import InputError, PlanError
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Embedding, Reshape, Tanh
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.kernel import PRECISIONS
 from onchip.runtime import check
 from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, scaled_error, unequal_batch
 from onchip.runtime.engine import compile
 from onchip.runtime.row_sources import RandomRows
-from onchip.spec.build import sequential
-from onchip.spec.layers import Add, Embedding, Reshape, Tanh
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
 from onchip.workloads import sentiment
 
 NET = random_mlp(20, 16, 3)

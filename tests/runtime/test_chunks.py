@@ -6,10 +6,10 @@ import pytest
 import onchip
 from checks import assert_error_within, rows
 from onchip.kernels import reference
+from onchip.network.graph import Network, Node
+from onchip.network.layers import LSTM, Add, GlobalMax, LayerNorm, Linear, Mul, ReLU, Slice, Tanh
+from onchip.network.types import TensorType
 from onchip.runtime import chunks
-from onchip.spec.layers import LSTM, Add, GlobalMax, LayerNorm, Linear, Mul, ReLU, Slice, Tanh
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 
 
 def several_groups() -> Network:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from onchip.errors import KernelError
+from onchip.network.recipe import materialise
 from onchip.plan.scale_out import pays_to_exchange
 from onchip.runtime import cpu_weights
 from onchip.runtime.cpu_weights import large_weights, make_weights, who_makes
 from onchip.runtime.ranks import OneRank, rank_threads
-from onchip.spec.recipe import materialise
 from rank_weights import digest, text_plan
 from real_ranks import ENV, find_mpiexec, needs_mpi
 from thread_ranks import ThreadRanks

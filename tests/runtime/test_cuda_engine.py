@@ -11,10 +11,10 @@ import pytest
 from checks import assert_error_within, rows
 from gpu_networks import BATCHES, NET, two_groups
 from onchip.kernels import reference
+from onchip.network.types import numpy_dtype
 from onchip.runtime.check import check_network
 from onchip.runtime.engine import compile
 from onchip.runtime.stream import run_rows
-from onchip.spec.types import numpy_dtype
 
 pytestmark = pytest.mark.gpu
 
@@ -113,7 +113,7 @@ from onchip.kernels.cuda.program import *
 from onchip.plan.planner import make_plan
 from onchip.runtime.engine import Engine
 from onchip.runtime.placement import find_device, kernels_for
-from onchip.spec.build import mlp
+from onchip.network.build import mlp
 
 class Bad:
     def at(self, B):

@@ -7,10 +7,10 @@ import pytest
 
 from checks import rows
 from onchip.errors import InputError
+from onchip.network.build import sequential
+from onchip.network.layers import CumSum, Embedding, TokenConv
+from onchip.network.types import TensorType
 from onchip.runtime.engine import compile
-from onchip.spec.build import sequential
-from onchip.spec.layers import CumSum, Embedding, TokenConv
-from onchip.spec.types import TensorType
 from onchip.workloads import sentiment
 
 pytestmark = pytest.mark.gpu

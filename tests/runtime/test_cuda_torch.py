@@ -9,10 +9,10 @@ import pytest
 from checks import random_mlp, rows
 from gpu_networks import BATCHES, DECODE, NET, two_groups
 from onchip.errors import InputError, ShapeError
+from onchip.network.build import sequential
+from onchip.network.layers import CumSum
+from onchip.network.types import TensorType
 from onchip.runtime.engine import compile
-from onchip.spec.build import sequential
-from onchip.spec.layers import CumSum
-from onchip.spec.types import TensorType
 
 pytestmark = pytest.mark.gpu
 

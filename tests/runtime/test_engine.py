@@ -7,11 +7,11 @@ from checks import assert_error_within, rows
 from gpu_networks import two_towers
 from onchip.errors import InputError, ShapeError
 from onchip.kernels import reference
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Concat, Conv1d, Embedding, GlobalMax, Permute, ReLU
+from onchip.network.types import TensorType
 from onchip.runtime.engine import compile, id_limits
 from onchip.runtime.host_rows import check_rows
-from onchip.spec.layers import Add, Concat, Conv1d, Embedding, GlobalMax, Permute, ReLU
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 
 
 def inputs(B: int) -> tuple[np.ndarray, np.ndarray]:

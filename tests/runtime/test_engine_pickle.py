@@ -15,14 +15,14 @@ import pytest
 import onchip
 from checks import rows
 from onchip.errors import DeviceError, PlanError
+from onchip.network.build import mlp
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Conv2d, Linear, ReLU, Softmax, Tanh
+from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.runtime import engine as engine_module
 from onchip.runtime import placement
 from onchip.runtime.cpu import this_cpu
-from onchip.spec.build import mlp
-from onchip.spec.layers import Add, Conv2d, Linear, ReLU, Softmax, Tanh
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 from onchip.workloads import faces
 from raced_ids import good_ids, text_network
 

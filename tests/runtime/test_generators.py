@@ -7,9 +7,8 @@ from checks import rows
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.kernels import reference
-from onchip.runtime.check import FACTOR, ULP, ULPS, scaled_error
-from onchip.runtime.engine import compile
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     BatchNorm2d,
     ConvTranspose1d,
     ConvTranspose2d,
@@ -20,8 +19,9 @@ from onchip.spec.layers import (
     Tanh,
     ToPixels,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
+from onchip.runtime.check import FACTOR, ULP, ULPS, scaled_error
+from onchip.runtime.engine import compile
 from random_networks import faults
 
 LATENT = 20

@@ -12,6 +12,8 @@ from checks import random_mlp, rows
 from fake_cuda import Array, FakeDriver, fake_gpu, floats
 from onchip.errors import DeviceError, InputError, KernelError, ShapeError
 from onchip.kernels.cuda.mlp_fused import MlpFused
+from onchip.network.graph import Network
+from onchip.network.types import TensorType
 from onchip.plan.device import A100, H200
 from onchip.plan.planner import make_plan
 from onchip.runtime.arrays import dlpack
@@ -22,8 +24,6 @@ from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_plan import MOST_CALLS
 from onchip.runtime.engine import Engine, compile
-from onchip.spec.network import Network
-from onchip.spec.types import TensorType
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 import onchip
 from fake_cuda import fake_gpu
 from onchip.errors import DeviceError, InputError, ShapeError
+from onchip.network.scan_op import ScanOp
 from onchip.runtime import scan as scan_module
 from onchip.runtime.arrays import dlpack
 from onchip.runtime.arrays.adapters import DeviceArray, DlpackArrays
 from onchip.runtime.cuda import scan as gpu_scan
 from onchip.runtime.cuda.scan import bound_scan
-from onchip.spec.scan_op import ScanOp
 from scan_recorder import STREAM, Array, Recorder, arguments, name_of, zeros
 
 

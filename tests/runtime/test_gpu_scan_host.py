@@ -9,13 +9,13 @@ import pytest
 import onchip
 from fake_cuda import fake_gpu
 from onchip.kernels.cuda import scan as kernels
+from onchip.network.scan_op import ScanOp
 from onchip.runtime import scan as scan_module
 from onchip.runtime.arrays.adapters import DlpackArrays
 from onchip.runtime.cuda import chunks, staging
 from onchip.runtime.cuda import scan as gpu_scan
 from onchip.runtime.cuda.scan import scan_rows_through
 from onchip.runtime.scan import scan_into
-from onchip.spec.scan_op import ScanOp
 from scan_recorder import Recorder, arguments
 
 

@@ -7,6 +7,10 @@ from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
 from onchip.kernels.cuda.product import MAKES
+from onchip.network.build import sequential
+from onchip.network.layers import Linear, ReLU
+from onchip.network.recipe import Recipe, as_is, evaluate, materialise, transposed
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan import build_price
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
@@ -16,10 +20,6 @@ from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.weights import make_weights
 from onchip.runtime.engine import Engine
 from onchip.runtime.placement import kernels_for
-from onchip.spec.build import sequential
-from onchip.spec.layers import Linear, ReLU
-from onchip.spec.recipe import Recipe, as_is, evaluate, materialise, transposed
-from onchip.spec.types import TensorType, numpy_dtype
 
 pytestmark = needs_gxx
 

@@ -12,11 +12,11 @@ from checks import random_mlp, rows
 from gpu_networks import two_towers
 from onchip import cache
 from onchip.errors import InputError, ShapeError
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Identity, ReLU
+from onchip.network.meaning import Meaning
+from onchip.network.types import TensorType
 from onchip.runtime.engine import compile
-from onchip.spec.layers import Identity, ReLU
-from onchip.spec.meaning import Meaning
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 
 
 @functools.cache

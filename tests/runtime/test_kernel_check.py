@@ -124,8 +124,8 @@ def test_serialised_products_fail(package, monkeypatch):
 
 
 def test_a_package_without_instances_is_an_error(capsys):
-    assert main(["onchip.spec.layers"]) == 1
-    assert "no INSTANCES in onchip.spec.layers" in capsys.readouterr().err
+    assert main(["onchip.network.layers"]) == 1
+    assert "no INSTANCES in onchip.network.layers" in capsys.readouterr().err
 
 
 def test_the_representative_comes_first_and_only_declared_architectures(package):

@@ -25,12 +25,12 @@ from emulated_engine import emulate_device
 from every_network import PRECISIONS, compile_ahead, different_plans, programs_of
 from onchip.errors import DeviceError, FormatError, InputError
 from onchip.formats.onnx_ops.base import READERS
+from onchip.network.graph import Network
 from onchip.plan.device import H200
 from onchip.plan.plan import Plan
 from onchip.runtime import onnx_backend
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.onnx_backend import OnchipBackend
-from onchip.spec.network import Network
 from onnx_models import F32, model, numbers, op
 from random_networks import MANY_ROWS, ROWS, faults
 

@@ -3,12 +3,12 @@
 import pytest
 
 from onchip.errors import DeviceError
+from onchip.network.build import mlp
 from onchip.plan.device import KNOWN
 from onchip.plan.kernel import Job
 from onchip.runtime.cuda import devices
 from onchip.runtime.placement import device_name, may_use_gpu, plan_and_reason
 from onchip.runtime.run_job import ranks_for
-from onchip.spec.build import mlp
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,9 @@ from checks import rows
 from fake_cuda import FREE_BYTES, Array, FakeDriver, fake_gpu, floats
 from onchip.errors import DeviceError, KernelError
 from onchip.kernels.cuda.mlp_fused import MlpFused
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Linear
+from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
 from onchip.runtime.arrays.adapters import DlpackArrays
@@ -16,9 +19,6 @@ from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_plan import MOST_GRAPHS
 from onchip.runtime.engine import Engine
-from onchip.spec.layers import Linear
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 
 
 @pytest.fixture

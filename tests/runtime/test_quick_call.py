@@ -10,11 +10,11 @@ import pytest
 from checks import assert_error_within, random_mlp, rows
 from onchip.errors import InputError, ShapeError
 from onchip.kernels import reference
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Linear, ReLU, Reshape, Softmax
+from onchip.network.types import TensorType
 from onchip.runtime import quick_call
 from onchip.runtime.engine import Engine, compile
-from onchip.spec.layers import Linear, ReLU, Reshape, Softmax
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 
 
 def two_heads() -> Network:

@@ -6,14 +6,14 @@ import hashlib
 import numpy as np
 import pytest
 
+from onchip.network.graph import Network, Node
+from onchip.network.layers import LAYERS, Linear
+from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.engine import compile
 from onchip.runtime.placement import kernels_for
-from onchip.spec.layers import LAYERS, Linear
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 from random_layers import MAKERS
 from random_networks import judge, judge_many, random_network
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from checks import Rows, random_mlp, rows
 from onchip.errors import FormatError, InputError, ShapeError
 from onchip.formats.arrays import RowSource
+from onchip.network.types import TensorType
 from onchip.runtime.engine import id_limits
 from onchip.runtime.row_sources import (
     CountedLengths,
@@ -22,7 +23,6 @@ from onchip.runtime.row_sources import (
     padded_inputs,
     random_inputs,
 )
-from onchip.spec.types import TensorType
 from onchip.workloads import sentiment
 
 NET = random_mlp(20, 16, 3)

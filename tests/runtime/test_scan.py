@@ -6,8 +6,8 @@ import pytest
 import onchip
 from onchip.errors import DeviceError, InputError, ShapeError
 from onchip.kernels.reference.scan import scan as reference_scan
+from onchip.network.scan_op import ScanOp
 from onchip.runtime.scan import PART, scan_array, scan_into
-from onchip.spec.scan_op import ScanOp
 
 
 def test_like_numpy():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fake_cuda import FakeDriver, fake_gpu
 from onchip.errors import DeviceError, KernelError
+from onchip.network.types import numpy_dtype
 from onchip.runtime.cuda import chunks, shared_work, staging
 from onchip.runtime.cuda.chunks import (
     ALIGN_BYTES,
@@ -27,7 +28,6 @@ from onchip.runtime.cuda.chunks import (
 )
 from onchip.runtime.cuda.shared_work import Work, offer
 from onchip.runtime.cuda.staging import Staging
-from onchip.spec.types import numpy_dtype
 
 SIZES = st.lists(st.integers(0, 1 << 16), min_size=1, max_size=4)
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from checks import Rows, random_mlp, rows
 from onchip.errors import InputError
 from onchip.kernels.cpu import KERNELS
+from onchip.network.tokens import check_token_ids
+from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
@@ -29,8 +31,6 @@ from onchip.runtime.stream import (
     run_rows,
     share_rows,
 )
-from onchip.spec.tokens import check_token_ids
-from onchip.spec.types import TensorType
 from onchip.workloads import sentiment
 
 NET = random_mlp(20, 16, 3)

@@ -12,16 +12,16 @@ from fake_cuda import FakeDriver, fake_gpu, floats
 from onchip.errors import InputError, KernelError, ShapeError
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.mlp_fused import MlpFused
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import CumSum, Embedding, Linear
+from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_plan import MOST_GRAPHS
 from onchip.runtime.engine import Engine
-from onchip.spec.build import sequential
-from onchip.spec.layers import CumSum, Embedding, Linear
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 
 torch = pytest.importorskip("torch")
 

@@ -17,13 +17,10 @@ from onchip.errors import DeviceError, PlanError
 from onchip.kernels import reference
 from onchip.kernels.cuda import mlp_by_layers, mlp_resident
 from onchip.kernels.reference.scan import scan as scan_reference
-from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error, with_rounded_tables
-from onchip.runtime.engine import compile
-from onchip.runtime.placement import find_device
-from onchip.runtime.scan import scan
-from onchip.spec.build import mlp, sequential
-from onchip.spec.io import with_io
-from onchip.spec.layers import (
+from onchip.network.build import mlp, sequential
+from onchip.network.graph import Network, Node
+from onchip.network.io import with_io
+from onchip.network.layers import (
     GELU,
     GRU,
     LSTM,
@@ -65,10 +62,13 @@ from onchip.spec.layers import (
     TokenConv,
     TopK,
 )
-from onchip.spec.layers.embedding import ID_DTYPES
-from onchip.spec.network import Network, Node
-from onchip.spec.scan_op import ScanOp
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.layers.embedding import ID_DTYPES
+from onchip.network.scan_op import ScanOp
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error, with_rounded_tables
+from onchip.runtime.engine import compile
+from onchip.runtime.placement import find_device
+from onchip.runtime.scan import scan
 from onchip.train.loop import fit
 from onchip.train.order import hold_out
 

@@ -17,12 +17,12 @@ from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.program import Program
 from onchip.kernels.cuda.recipes import RecipeLowering, Source
 from onchip.kernels.cuda.scan import Scan
+from onchip.network.scan_op import ScanOp
 from onchip.plan.build_price import dtype_of, made_on_device, makes_of, shape_of
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
-from onchip.spec.scan_op import ScanOp
 from sanitizer import kernels, planted, run
 
 CUDA_FILES = Path(onchip.kernels.cuda.__file__).parent

@@ -16,12 +16,12 @@ from onchip.kernels.cuda import mlp_by_layers
 from onchip.kernels.cuda.mlp_by_layers import ByLayersLowering, make_lowering
 from onchip.kernels.cuda.program import Program
 from onchip.kernels.pointwise import TRAINED
+from onchip.network.build import mlp
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import devices
 from onchip.runtime.placement import kernels_for
-from onchip.spec.build import mlp
 from onchip.train.loop import fit
 from onchip.train.many import Run
 from onchip.train.options import TrainOptions

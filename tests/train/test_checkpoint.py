@@ -10,7 +10,7 @@ import pytest
 
 from checks import rows
 from onchip.errors import FormatError, InputError, OutputError
-from onchip.spec.build import mlp
+from onchip.network.build import mlp
 from onchip.train.loop import fit
 
 X, Y = rows(200, 9), np.arange(200) % 3

@@ -20,12 +20,12 @@ from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH
 from onchip.kernels.cuda.mlp_train_rows import RowsPass
 from onchip.kernels.cuda.train_tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
+from onchip.network.build import mlp
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import train_memory
 from onchip.runtime.placement import kernels_for
-from onchip.spec.build import mlp
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions

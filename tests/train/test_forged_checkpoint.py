@@ -13,7 +13,7 @@ import pytest
 from checks import rows
 from onchip.errors import FormatError, InputError, KernelError
 from onchip.formats.tensor_file import read_tensors
-from onchip.spec.build import mlp
+from onchip.network.build import mlp
 from onchip.train.loop import fit
 
 X, Y = rows(60, 5), np.arange(60) % 3

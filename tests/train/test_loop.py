@@ -12,11 +12,11 @@ from onchip.errors import FormatError, InputError, KernelError, OnchipError, Pla
 from onchip.kernels import reference
 from onchip.kernels.cpu import mlp_train
 from onchip.kernels.training import SharedData
+from onchip.network.build import mlp, sequential
+from onchip.network.graph import Network, Node
+from onchip.network.layers import LeakyReLU, Linear, ReLU
+from onchip.network.types import TensorType
 from onchip.runtime.cpu import core_count
-from onchip.spec.build import mlp, sequential
-from onchip.spec.layers import LeakyReLU, Linear, ReLU
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
 from onchip.train import loop, training_run
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs

@@ -5,8 +5,8 @@ import pytest
 
 from checks import rows
 from onchip.errors import InputError, KernelError, ShapeError
+from onchip.network.build import mlp
 from onchip.runtime.cpu import core_count
-from onchip.spec.build import mlp
 from onchip.train.loop import fit
 from onchip.train.many import Run, _teams, fit_runs
 from onchip.train.options import TrainOptions

@@ -18,12 +18,12 @@ from onchip.kernels.cuda import mlp_resident
 from onchip.kernels.cuda.mlp_resident import UNITS, ResidentLowering, make_lowering
 from onchip.kernels.cuda.program import Program
 from onchip.kernels.pointwise import TRAINED
+from onchip.network.build import mlp
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import devices
 from onchip.runtime.placement import kernels_for
-from onchip.spec.build import mlp
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions

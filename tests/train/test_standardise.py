@@ -6,8 +6,8 @@ import pytest
 import onchip
 from checks import rows
 from onchip.errors import InputError
-from onchip.spec.layers import Add, Linear
-from onchip.spec.network import Node
+from onchip.network.graph import Node
+from onchip.network.layers import Add, Linear
 from onchip.train import standardise
 from onchip.train.standardise import Columns, Standard, columns_of, why_not_foldable
 

@@ -12,9 +12,9 @@ from onchip.kernels.cuda import mlp_train_stream
 from onchip.kernels.cuda.mlp_train import make_lowering
 from onchip.kernels.cuda.mlp_train_stream import StreamPass
 from onchip.kernels.pointwise import TRAINED
+from onchip.network.build import mlp
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
-from onchip.spec.build import mlp
 from onchip.train.loop import fit
 from onchip.train.many import Run
 from onchip.train.options import TrainOptions

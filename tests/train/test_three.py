@@ -11,10 +11,10 @@ from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda import KERNELS, mlp_train_three
 from onchip.kernels.cuda.mlp_train_three import ThreeLowering, make_lowering
 from onchip.kernels.pointwise import TRAINED
+from onchip.network.build import mlp
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.spec.build import mlp
 from onchip.train.loop import fit
 from onchip.train.many import Run
 from onchip.train.options import TrainOptions

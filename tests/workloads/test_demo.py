@@ -8,8 +8,8 @@ import pytest
 
 from checks import rows
 from onchip.kernels import reference
+from onchip.network.build import mlp
 from onchip.runtime.engine import compile
-from onchip.spec.build import mlp
 from onchip.workloads import demo
 
 

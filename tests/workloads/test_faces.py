@@ -5,7 +5,7 @@ import pytest
 
 from onchip.errors import FormatError, InputError
 from onchip.kernels import reference
-from onchip.spec.recipe import Recipe, materialise
+from onchip.network.recipe import Recipe, materialise
 from onchip.workloads import faces, load
 
 LATENT, CHANNELS, START = 5, (4, 3, 2, 3), 2  # 2x2x4 -> 4x4x3 -> 8x8x2 -> 16x16x3

@@ -7,7 +7,7 @@ import onchip
 from checks import assert_error_within
 from onchip.errors import FormatError, InputError, ShapeError
 from onchip.kernels import reference
-from onchip.spec.recipe import Recipe, materialise
+from onchip.network.recipe import Recipe, materialise
 from onchip.workloads import load, sentiment
 
 SIZES = {"vocabulary": 11, "embedding": 5, "channels": 3, "kernels": (1, 3, 4), "length": 6, "hidden": (7, 4)}

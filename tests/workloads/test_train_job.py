@@ -10,7 +10,7 @@ from sklearn.metrics import f1_score, r2_score
 
 from onchip.errors import InputError
 from onchip.formats.load import save
-from onchip.spec.build import mlp
+from onchip.network.build import mlp
 from onchip.train.options import TrainOptions
 from onchip.workloads import digits, kept, train_job
 from onchip.workloads.classify import judge

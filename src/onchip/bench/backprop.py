@@ -16,7 +16,7 @@ from onchip.bench.options import Options
 from onchip.bench.torch_training import torch_runs
 from onchip.bench.training import FLOATS, PIXELS, TrainingCase, onchip_run, with_floats
 from onchip.measure.pace import Pace
-from onchip.spec.network import Network
+from onchip.network.graph import Network
 from onchip.workloads import backprop
 
 EPOCHS = 3  # of a run; what is told is the time of one

@@ -19,10 +19,10 @@ from onchip.bench.options import Options
 from onchip.bench.results import Results, make_folder, result_path, write_results
 from onchip.files import check_writable
 from onchip.measure.pace import Pace
+from onchip.network.names import known_name
 from onchip.plan.device import Device
 from onchip.runtime.cpu import core_count, this_cpu
 from onchip.runtime.placement import device_name, find_device
-from onchip.spec.names import known_name
 
 # Of a first look: what takes seconds each, with fewer samples than a figure needs that is to be kept.
 QUICK_NAMES = ("decode", "mlp")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from onchip.bench.frame import UnavailableError
-from onchip.spec.layers import Linear, ReLU
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Made, materialise
+from onchip.network.graph import Network
+from onchip.network.layers import Linear, ReLU
+from onchip.network.recipe import Array, Made, materialise
 
 
 class Dense(NamedTuple):

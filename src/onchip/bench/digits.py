@@ -22,8 +22,8 @@ from onchip.bench.results import ACCURACY
 from onchip.bench.torch_training import torch_accuracy, torch_runs
 from onchip.bench.training import FLOATS, PIXELS, TrainingCase, onchip_accuracy, onchip_run, with_floats
 from onchip.measure.pace import Pace
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
 from onchip.workloads import digits
 from onchip.workloads.dataset import Dataset
 

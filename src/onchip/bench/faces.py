@@ -19,7 +19,7 @@ from onchip.bench.options import Options
 from onchip.bench.peers import Build, onnxruntime_session, subject_of, torch_channels_last, torch_compiled, torch_eager
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Truth, Verdict
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 from onchip.workloads import faces
 
 ROWS = (1, 32, 64)

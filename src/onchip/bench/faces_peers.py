@@ -16,8 +16,8 @@ from onchip.bench.gpu_host import Build as HostBuild
 from onchip.bench.gpu_host import HostGiven
 from onchip.bench.gpu_peers import Allowance, Build, Call, Calls, GpuTask, compile_faster, torch_call
 from onchip.bench.stage import TorchStage
+from onchip.network.graph import Network
 from onchip.plan.rewrites import fold_batchnorm, split_phases
-from onchip.spec.network import Network
 
 Tensor = Any
 COMPILE_S = 60.0  # of all a benchmark's torch.compile

@@ -19,14 +19,14 @@ from onchip.bench.stage import Stage, TorchStage, make_stage
 from onchip.errors import DeviceError, PlanError
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Rows, Truth, Verdict, as_inputs, naive_error
+from onchip.network.graph import Network
+from onchip.network.io import IO, with_io
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
 from onchip.plan.device import Device
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile
 from onchip.runtime.placement import find_device, plan
-from onchip.spec.io import IO, with_io
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
 
 JUDGED = 4_096  # rows that are held against float64
 SAMPLE_MS = 5.0  # of a sample, at the floor: of a job that takes long, fewer calls make one

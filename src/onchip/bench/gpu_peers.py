@@ -24,9 +24,9 @@ from onchip.bench.gpu_clock import TRIALS, Forward, Variants
 from onchip.bench.peers import need
 from onchip.bench.stage import TorchStage
 from onchip.bench.triton_search import RETRIED, Search, best_settings
+from onchip.network.graph import Network
+from onchip.network.types import numpy_dtype
 from onchip.plan.rewrites import fold_batchnorm
-from onchip.spec.network import Network
-from onchip.spec.types import numpy_dtype
 
 COMPILE_S, JAX_S = 25.0, 30.0  # of all a benchmark's torch.compile, and of JAX
 NETWORKS_COMPILE_S, NETWORKS_JAX_S = 110.0, 100.0  # of networks that are not dense

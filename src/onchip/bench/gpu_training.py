@@ -25,7 +25,7 @@ from onchip.bench.training import TrainingCase
 from onchip.errors import DeviceError, KernelError, PlanError
 from onchip.measure.pace import Pace
 from onchip.measure.truth import TrainingTruth, Verdict
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.training_run import FitResult, Progress

@@ -23,8 +23,8 @@ from onchip.bench.gpu_training import JUDGED_STEPS, Build, EpochJob, PeerRun
 from onchip.bench.stage import TorchStage
 from onchip.bench.torch_training import Autograd, torch_layers
 from onchip.bench.training import TrainingCase
-from onchip.spec.layers import ReLU, Sigmoid
-from onchip.spec.recipe import Array
+from onchip.network.layers import ReLU, Sigmoid
+from onchip.network.recipe import Array
 from onchip.train.options import TrainOptions
 
 Tensor = Any

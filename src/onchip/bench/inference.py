@@ -14,12 +14,12 @@ from onchip.bench.peers import INFERENCE, PIECES, Build, Forward, Subject, expla
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Rows as Given
 from onchip.measure.truth import Truth, Verdict, as_inputs
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.placement import plan
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
-from onchip.spec.types import TensorType, numpy_dtype
 
 # Twice the naive error is our promise. A peer has to compute the same thing: torch sums faces to 2.1 times that error.
 PEER_SLACK = 10.0

@@ -13,9 +13,9 @@ from onchip.bench.options import Options
 from onchip.bench.peers import subject_of
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Truth, naive_error
-from onchip.spec.build import mlp
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
+from onchip.network.build import mlp
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "48-128-128-128-3": (48, 128, 128, 128, 3),

@@ -15,10 +15,10 @@ from onchip.errors import InputError
 from onchip.formats.load import load_file
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Truth, naive_error
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
+from onchip.network.text import plural
 from onchip.runtime.row_sources import random_inputs
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
-from onchip.spec.text import plural
 
 ROWS = (1, 64, 1_024, 16_384)
 JUDGED = 64  # rows: in float64 a network of any size takes a while

@@ -26,9 +26,9 @@ from onchip.bench.frame import UnavailableError, why
 from onchip.bench.framework import framework
 from onchip.kernels import reference
 from onchip.measure.pace import blas_limiter
-from onchip.spec.layers import Elementwise, Identity, Linear, LogSoftmax, ReLU, Reshape, Softmax
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Made, materialise
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Elementwise, Identity, Linear, LogSoftmax, ReLU, Reshape, Softmax
+from onchip.network.recipe import Array, Made, materialise
 
 Forward = Callable[..., Array]  # x (B, ...), one for each input -> y (B, ...)
 PIECES = (1_024, 4_096, 16_384)

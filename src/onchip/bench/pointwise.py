@@ -17,12 +17,12 @@ from onchip.bench.options import Options
 from onchip.bench.peers import subject_of
 from onchip.bench.stage import make_stage
 from onchip.measure.truth import Verdict
-from onchip.spec.build import sequential
-from onchip.spec.io import IO
-from onchip.spec.layers import GELU, Add, BatchNorm2d, Clip, Layer, Mul, ReLU, SiLU, Tanh
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array
-from onchip.spec.types import TensorType
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.io import IO
+from onchip.network.layers import GELU, Add, BatchNorm2d, Clip, Layer, Mul, ReLU, SiLU, Tanh
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType
 
 COPY = "copy"
 ROW = (64, 32, 32)  # an image of 64 channels

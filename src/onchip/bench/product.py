@@ -13,11 +13,11 @@ from onchip.bench.gpu_peers import make_network_peers
 from onchip.bench.inference import Rows, inference_cases
 from onchip.bench.options import Options
 from onchip.bench.peers import subject_of
-from onchip.spec.build import sequential
-from onchip.spec.layers import Linear, ReLU
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
-from onchip.spec.types import TensorType
+from onchip.network.build import sequential
+from onchip.network.graph import Network
+from onchip.network.layers import Linear, ReLU
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType
 
 CUBE = 8_192
 MANY_ROWS, LAYERS = 16_384, ((4_096, 2_048), (2_048, 1_024), (1_024, 512))  # D_in, D_out

@@ -23,11 +23,11 @@ from onchip.bench.stage import Stage, TorchStage, make_stage
 from onchip.ladders.scan import device_floor_ms
 from onchip.measure.pace import show_ms
 from onchip.measure.truth import Verdict
+from onchip.network.recipe import Array
+from onchip.network.scan_op import ScanOp
 from onchip.runtime.cpu import core_count, this_cpu
 from onchip.runtime.placement import find_device
 from onchip.runtime.scan import scan, scan_into
-from onchip.spec.recipe import Array
-from onchip.spec.scan_op import ScanOp
 
 DATA = {"float32": "random normals", "int32": "random ints of all sizes"}  # whose sums wrap
 PIECE = 1 << 22  # random numbers that one thread draws at a time

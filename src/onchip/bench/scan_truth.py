@@ -8,7 +8,7 @@ import numpy as np
 
 from onchip.bench.inference import PEER_SLACK
 from onchip.measure.truth import Verdict, allowed_error
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 WHOLE = 1 << 24  # up to so many numbers all sums are judged; of more, the last one of each block and some blocks
 BLOCK = 1 << 12

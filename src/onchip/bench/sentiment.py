@@ -31,14 +31,14 @@ from onchip.bench.sentiment_peers import Weights, bags
 from onchip.bench.sentiment_rows import IDS, exact_truth, rounded_table_truth
 from onchip.kernels import reference
 from onchip.measure.pace import Pace
+from onchip.network.graph import Network
+from onchip.network.layers import Conv1d, Linear
+from onchip.network.recipe import Array
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.runtime.cpu import this_cpu
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.placement import plan
-from onchip.spec.layers import Conv1d, Linear
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
 from onchip.workloads import sentiment
 
 ROWS = (2_048,)

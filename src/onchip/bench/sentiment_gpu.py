@@ -16,7 +16,7 @@ from onchip.bench.sentiment_rows import JUDGED, Truths, random_ids, rounded_tabl
 from onchip.bench.sentiment_tables import PRECISIONS as TABLE_PRECISIONS
 from onchip.bench.sentiment_tables import BreakEven, table_cases
 from onchip.measure.truth import Rows, Truth, as_inputs
-from onchip.spec.network import Network
+from onchip.network.graph import Network
 from onchip.workloads import sentiment
 
 PRECISIONS, HOST_PRECISION, DIRECT_PRECISION, ZIPF = ("fp16", "bf16", "fp32"), "fp16", "bf16", 1.2

@@ -11,8 +11,8 @@ from onchip.bench.gpu_clock import Forward, Variants
 from onchip.bench.gpu_host import HostGiven
 from onchip.bench.gpu_peers import COMPUTE, Allowance, Call, GpuTask, compile_faster
 from onchip.bench.stage import TorchStage
-from onchip.spec.layers import Conv1d, Linear
-from onchip.spec.network import Network
+from onchip.network.graph import Network
+from onchip.network.layers import Conv1d, Linear
 
 Tensor = Any
 COMPILE_S = 45.0  # of all a benchmark's torch.compile

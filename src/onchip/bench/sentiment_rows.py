@@ -6,9 +6,9 @@ import numpy as np
 
 from onchip.kernels import reference
 from onchip.measure.truth import Rows, Truth, as_inputs, naive_run
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
 from onchip.runtime.check import with_rounded_tables
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
 
 
 def random_ids(net: Network, N: int) -> Array:

@@ -17,14 +17,14 @@ from onchip.bench.sentiment_rows import JUDGED, Truths, random_ids
 from onchip.bench.stage import TorchStage, make_stage
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Verdict
+from onchip.network.graph import Network
+from onchip.network.recipe import Array, Recipe, in_order
 from onchip.plan.build_price import makes_of
 from onchip.plan.plan import Plan
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.weights import make_weights
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.placement import kernels_for
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe, in_order
 from onchip.workloads import sentiment
 
 PRECISIONS = ("bf16", "fp32")

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
 from onchip.runtime.cuda.gpu import Buffer, Event, Gpu
 from onchip.runtime.cuda.pinned import PinnedBuffer
-from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
 
 Work = Callable[[], Any]  # puts something on the stream, and hands back the array that it will write
 COPY_BYTES = 4 << 30  # or a quarter of the memory

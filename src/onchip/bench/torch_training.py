@@ -20,9 +20,9 @@ from onchip.bench.framework import framework
 from onchip.bench.peers import explained, load_torch
 from onchip.bench.training import TrainingCase, percent
 from onchip.measure.truth import Verdict
-from onchip.spec.layers import Linear, ReLU, Sigmoid
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, materialise
+from onchip.network.graph import Network
+from onchip.network.layers import Linear, ReLU, Sigmoid
+from onchip.network.recipe import Array, materialise
 
 Tensor = Any
 SLACK = 100.0  # of a peer's error: a ReLU near 0 may fall to either side, and one row's gradient with it

@@ -17,11 +17,11 @@ from onchip.bench.frame import Ready
 from onchip.errors import KernelError
 from onchip.kernels.training import bytes_of
 from onchip.measure.truth import TrainingTruth, Verdict, flat_run
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile
 from onchip.runtime.placement import plan
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions

@@ -8,7 +8,7 @@ from typer import Option
 
 from onchip.cli.options import Json
 from onchip.cli.talk import print_json, say
-from onchip.spec.text import columns, plural
+from onchip.network.text import columns, plural
 
 
 def cache(

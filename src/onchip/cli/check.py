@@ -10,7 +10,7 @@ from typer import Exit, Option
 
 from onchip.cli.options import Json, Model, Shape, Tables, parse_shapes
 from onchip.cli.talk import columns_of, print_json, progress, say
-from onchip.spec.text import fitted_columns
+from onchip.network.text import fitted_columns
 
 if TYPE_CHECKING:
     from onchip.runtime.check import CheckRow

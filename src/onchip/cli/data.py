@@ -40,8 +40,8 @@ def data(
 
     Each file is held against its checksum, and appears whole or not at all.
     """
-    from onchip.spec.names import known_name
-    from onchip.spec.text import plural
+    from onchip.network.names import known_name
+    from onchip.network.text import plural
     from onchip.workloads.download import DATA_SETS, data_folder, fetch
 
     wanted = DATA_SETS[known_name(name, DATA_SETS, "data set", "onchip data mnist")]

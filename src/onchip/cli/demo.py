@@ -12,7 +12,7 @@ from typer import Option
 from onchip.cli.options import Json
 from onchip.cli.talk import columns_of, print_json, progress, rate, say
 from onchip.cli.train import show_epoch
-from onchip.spec.text import fitted_columns, plural
+from onchip.network.text import fitted_columns, plural
 
 
 def demo(

@@ -9,7 +9,7 @@ from typer import Option
 
 from onchip.cli.options import Json
 from onchip.cli.talk import columns_of, print_json, say
-from onchip.spec.text import fitted_columns
+from onchip.network.text import fitted_columns
 
 if TYPE_CHECKING:
     from onchip.plan.device import Device

@@ -21,7 +21,7 @@ def misuse(error: Any, args: Sequence[str], commands: Sequence[str]) -> InputErr
     if extra := _EXTRA.fullmatch(what):
         what, got = f"onchip {command} takes no such argument", extra[1]
     elif not command and args and not args[0].startswith("-"):
-        from onchip.spec.names import did_you_mean
+        from onchip.network.names import did_you_mean
 
         what, got, expected = "unknown command", args[0], ", ".join(commands)
         hint = did_you_mean(args[0], commands) or hint

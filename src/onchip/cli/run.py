@@ -34,11 +34,11 @@ from onchip.cli.talk import print_json, progress, ranks_progress, rate, say, say
 from onchip.errors import InputError, OnchipError, printable
 
 if TYPE_CHECKING:
+    from onchip.network.graph import Network
     from onchip.plan.plan import Plan
     from onchip.runtime.output import PartialOutput
     from onchip.runtime.ranks import Ranks
     from onchip.runtime.row_sources import FittedRows
-    from onchip.spec.network import Network
 
 _LONG_S = 2.0  # building that takes longer is announced
 
@@ -295,7 +295,7 @@ def _naming_stdin(path: Path | None) -> Iterator[None]:
 
 
 def _parse_ranks(text: str) -> int:
-    from onchip.spec.reading import is_count
+    from onchip.network.reading import is_count
 
     if not is_count(text):
         raise InputError("bad number of ranks", got=text, expected="a number, or auto", hint="--ranks 2")

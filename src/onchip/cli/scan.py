@@ -36,8 +36,8 @@ def scan(
     through in parts, and may be larger than memory.
     """
     from onchip.files import check_outputs
+    from onchip.network.scan_op import ScanOp
     from onchip.runtime.scan_file import scan_file
-    from onchip.spec.scan_op import ScanOp
 
     how = ScanOp(op, exclusive)
     check_outputs({"FILE": file}, {"--output": output})

@@ -12,7 +12,7 @@ from onchip.cli import train_options as opt
 from onchip.cli.options import Json, Threads, Verbose
 from onchip.cli.talk import Update, print_json, progress, ranks_progress, rate, resumable, say, say_device
 from onchip.errors import OnchipError
-from onchip.spec.text import plural
+from onchip.network.text import plural
 
 if TYPE_CHECKING:
     from onchip.cli.train_config import Settings

@@ -21,7 +21,7 @@ from typing import Any
 
 from onchip.errors import FormatError, InputError
 from onchip.files import open_input
-from onchip.spec.reading import blaming, show
+from onchip.network.reading import blaming, show
 from onchip.train.options import MAX_FLOAT32, OTHER_NAMES, TrainOptions, check_name
 
 MAX_CONFIG_BYTES = 1 << 14  # some keys a line each; TOML can nest, and its parser takes the square of that

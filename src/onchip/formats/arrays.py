@@ -27,8 +27,8 @@ import numpy as np
 
 from onchip.errors import FormatError, InputError, ShapeError
 from onchip.files import atomic_write, free_memory, open_input
-from onchip.spec.reading import MAX_DIM, MAX_RANK, blaming, show
-from onchip.spec.recipe import Array
+from onchip.network.reading import MAX_DIM, MAX_RANK, blaming, show
+from onchip.network.recipe import Array
 
 MAX_NPY_HEADER_BYTES = 1 << 16
 MAX_UNPACKED_BYTES = 1 << 30  # of a .gz, which cannot be read in part

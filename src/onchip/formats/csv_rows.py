@@ -19,9 +19,9 @@ import numpy as np
 
 from onchip.errors import FormatError, InputError
 from onchip.files import open_input
-from onchip.spec.names import did_you_mean
-from onchip.spec.reading import blaming, show
-from onchip.spec.recipe import Array
+from onchip.network.names import did_you_mean
+from onchip.network.reading import blaming, show
+from onchip.network.recipe import Array
 
 POSITIONS = {"first": 0, "last": -1}  # a label column that is called by its place
 MAX_LINE = 4 << 20  # characters: a million cells

@@ -11,7 +11,7 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.formats.arrays import RowWriter
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # the last four: as wide as a Chinese letter
 _QUOTED = set(',;"\t\r\n')  # some countries' spreadsheets take ; for a comma

@@ -17,8 +17,8 @@ import numpy as np
 
 from onchip.errors import FormatError, InputError
 from onchip.files import open_input
-from onchip.spec.reading import blaming
-from onchip.spec.recipe import Array, Recipe, recipe_op
+from onchip.network.reading import blaming
+from onchip.network.recipe import Array, Recipe, recipe_op
 
 _STORED = np.dtype("<f4")
 _CHECKED_AT_ONCE = 1 << 18  # numbers: their flags stay in cache

@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from onchip.errors import FormatError
-from onchip.spec.layers import LAYERS, Layer
-from onchip.spec.layers.select import MOST_INDICES
-from onchip.spec.names import did_you_mean
-from onchip.spec.network import Network, Node
-from onchip.spec.reading import MAX_DIM, MAX_RANK, is_text, show
-from onchip.spec.recipe import Weight
-from onchip.spec.types import TensorType
+from onchip.network.graph import Network, Node
+from onchip.network.layers import LAYERS, Layer
+from onchip.network.layers.select import MOST_INDICES
+from onchip.network.names import did_you_mean
+from onchip.network.reading import MAX_DIM, MAX_RANK, is_text, show
+from onchip.network.recipe import Weight
+from onchip.network.types import TensorType
 
 FORMAT_VERSION = 1
 

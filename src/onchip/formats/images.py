@@ -17,8 +17,8 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.formats.arrays import RowWriter
-from onchip.spec.recipe import Array
-from onchip.spec.types import TensorType
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType
 
 _BMP_HEADER_BYTES = 54
 _MAX_BMP_BYTES = (1 << 32) - 1  # its header says the size in 32 bits

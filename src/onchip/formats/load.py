@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from onchip.errors import InputError
 from onchip.formats.safetensors_file import read_safetensors, write_safetensors
 from onchip.formats.unreadable import explain_format
-from onchip.spec.network import Network, check_network
+from onchip.network.graph import Network, check_network
 
 if TYPE_CHECKING:
     from onchip.formats.onnx_shapes import Shapes

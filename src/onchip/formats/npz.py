@@ -9,8 +9,8 @@ from pathlib import Path
 from onchip.errors import FormatError, OnchipError
 from onchip.files import free_memory, open_input
 from onchip.formats.arrays import RowSource, rows_of_npy
-from onchip.spec.names import did_you_mean
-from onchip.spec.reading import blaming, show
+from onchip.network.names import did_you_mean
+from onchip.network.reading import blaming, show
 
 
 def open_npz(path: str | os.PathLike[str], name: str) -> RowSource:

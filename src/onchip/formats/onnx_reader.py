@@ -26,12 +26,12 @@ from onchip.formats.onnx_shapes import Shapes, input_sizes
 from onchip.formats.onnx_tensors import TensorReader, dtype_of, text
 from onchip.formats.onnx_writer import MEANING_KEY
 from onchip.formats.value_names import name_values
-from onchip.spec.meaning import Meaning
-from onchip.spec.names import did_you_mean
-from onchip.spec.network import Network
-from onchip.spec.reading import MAX_RANK, blaming, show
-from onchip.spec.recipe import Array
-from onchip.spec.types import BATCH, TensorType
+from onchip.network.graph import Network
+from onchip.network.meaning import Meaning
+from onchip.network.names import did_you_mean
+from onchip.network.reading import MAX_RANK, blaming, show
+from onchip.network.recipe import Array
+from onchip.network.types import BATCH, TensorType
 
 ML = "ai.onnx.ml"  # the domain of scikit-learn's operators, with versions of its own
 MAX_MODEL_BYTES = (2 << 30) - 1  # protobuf's own limit; larger weights live in files beside the model

@@ -9,9 +9,9 @@ from typing import Any
 
 from onchip.errors import FormatError, InputError
 from onchip.formats.onnx_tensors import text
-from onchip.spec.names import did_you_mean
-from onchip.spec.reading import MAX_RANK, show
-from onchip.spec.types import BATCH, Dim
+from onchip.network.names import did_you_mean
+from onchip.network.reading import MAX_RANK, show
+from onchip.network.types import BATCH, Dim
 
 # By the names of inputs: sizes, and a string for the batch, which comes first. A file of one input needs no name.
 Shapes = Mapping[str, Sequence[Dim]] | Sequence[Dim]

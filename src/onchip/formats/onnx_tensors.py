@@ -10,9 +10,9 @@ import numpy as np
 
 from onchip.errors import FormatError
 from onchip.files import free_memory, open_input
-from onchip.spec.reading import is_count, show
-from onchip.spec.recipe import Array
-from onchip.spec.types import DTYPE_BYTES, numpy_dtype
+from onchip.network.reading import is_count, show
+from onchip.network.recipe import Array
+from onchip.network.types import DTYPE_BYTES, numpy_dtype
 
 MAX_TENSOR_BYTES = 16 << 30  # of all weights together: tensors may point many times into one file
 

@@ -10,8 +10,8 @@ from onchip.files import atomic_write
 from onchip.formats.onnx_ops.base import WRITERS
 from onchip.formats.onnx_ops.graph_writer import GraphWriter, OpsetError
 from onchip.formats.onnx_tensors import ELEMENT_TYPES
-from onchip.spec.network import Network
-from onchip.spec.types import TensorType
+from onchip.network.graph import Network
+from onchip.network.types import TensorType
 
 # The next where one cannot say it: gaps in the windows of a mean, a last window that is left out, bfloat16, groups of
 # channels that are normalised, pads that wrap around (22); rows that are normalised without their mean (23).

@@ -17,8 +17,8 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.files import open_input
 from onchip.formats.arrays import RowWriter
-from onchip.spec.reading import blaming, show
-from onchip.spec.recipe import Array
+from onchip.network.reading import blaming, show
+from onchip.network.recipe import Array
 
 PIECE_BYTES = 1 << 20  # of text, read at a time
 _LONGEST_WORD = 1000  # no number that printf writes is longer

@@ -8,9 +8,9 @@ from pathlib import Path
 from onchip.errors import FormatError
 from onchip.formats.graph_json import graph_from_json, graph_to_json
 from onchip.formats.tensor_file import read_tensors, write_tensors
-from onchip.spec.network import Network
-from onchip.spec.reading import blaming, show
-from onchip.spec.recipe import Made, materialise
+from onchip.network.graph import Network
+from onchip.network.reading import blaming, show
+from onchip.network.recipe import Made, materialise
 
 
 def write_safetensors(net: Network, path: str | os.PathLike[str]) -> None:

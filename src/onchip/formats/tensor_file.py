@@ -20,9 +20,9 @@ import numpy as np
 from onchip.errors import FormatError, InputError
 from onchip.files import MAX_HEADER_BYTES, atomic_write, check_memory, open_input
 from onchip.formats.graph_json import check_keys, parse_json
-from onchip.spec.reading import MAX_RANK, blaming, show
-from onchip.spec.recipe import Array
-from onchip.spec.types import DTYPE_BYTES, numpy_dtype
+from onchip.network.reading import MAX_RANK, blaming, show
+from onchip.network.recipe import Array
+from onchip.network.types import DTYPE_BYTES, numpy_dtype
 
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 
 @contextlib.contextmanager

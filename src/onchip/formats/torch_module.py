@@ -23,9 +23,9 @@ from onchip.formats.onnx_reader import parse_model, read_model
 from onchip.formats.torch_export import NoExporterError, export_module
 from onchip.formats.torch_functions import plain_functions
 from onchip.formats.value_names import name_values
-from onchip.spec.names import free_name
-from onchip.spec.network import Network
-from onchip.spec.text import plural
+from onchip.network.graph import Network
+from onchip.network.names import free_name
+from onchip.network.text import plural
 
 OPSET = 17
 _BETWEEN = ("_compile.py", "eval_frame.py")  # of torch, between a forward and who watches its operators

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from onchip.spec.layers import Identity
-from onchip.spec.names import free_name
-from onchip.spec.network import Network, Node
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Identity
+from onchip.network.names import free_name
 
 
 def name_values(net: Network, inputs: Mapping[str, str], outputs: Sequence[str]) -> Network:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from onchip.spec.layers import Add, Broadcast, Mul
-from onchip.spec.layers.norm import factor_and_shift
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.graph import Node
+from onchip.network.layers import Add, Broadcast, Mul
+from onchip.network.layers.norm import factor_and_shift
+from onchip.network.recipe import Array, Recipe, as_is, recipe_op
 
 
 @recipe_op

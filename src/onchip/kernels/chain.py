@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onchip.kernels.pointwise import ACTIVATIONS
-from onchip.plan.kernel import Claim, Price, Use
-from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     Cast,
     Concat,
     Elementwise,
@@ -21,7 +20,8 @@ from onchip.spec.layers import (
     Reshape,
     Softmax,
 )
-from onchip.spec.network import Network, Node
+from onchip.plan.kernel import Claim, Price, Use
+from onchip.plan.layout import CHANNELS_LAST, has_channels
 
 
 @dataclass(frozen=True)

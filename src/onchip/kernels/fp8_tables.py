@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onchip.spec.recipe import Array, Recipe, recipe_op
-from onchip.spec.types import numpy_dtype
+from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.network.types import numpy_dtype
 
 FP8, LARGEST = "float8_e4m3fn", 448.0
 LEAST = np.float32(1e-32)  # a channel of smaller numbers is zeros: LARGEST over its peak could be infinite

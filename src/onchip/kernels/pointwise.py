@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onchip.spec.layers import (
+from onchip.network.layers import (
     ELU,
     GELU,
     SELU,
@@ -69,7 +69,7 @@ from onchip.spec.layers import (
 
 if TYPE_CHECKING:
     from onchip.kernels.reference.base import Backward, Forward
-    from onchip.spec.network import Network, Node
+    from onchip.network.graph import Network, Node
 
 # The `cpu` column. The compiled loops compare with these; 0 is no operation, and the tile's own last step does RELU.
 IDENTITY, RELU, SIGMOID, TANH, LEAKY, SILU, GELU_ERF, GELU_TANH = range(8)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onchip.network.graph import Network, Node
+from onchip.network.layers import LinearResize, Selection
+from onchip.network.layers.resize import MOST_RESIZED, Taps
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType
 from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import LinearResize, Selection
-from onchip.spec.layers.resize import MOST_RESIZED, Taps
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array
-from onchip.spec.types import TensorType
 
 AXES = MOST_RESIZED  # that have tables
 

@@ -6,7 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 
 from onchip.kernels.chain import is_closed
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     Cast,
     Concat,
     Elementwise,
@@ -18,7 +19,6 @@ from onchip.spec.layers import (
     Tanh,
     TokenConv,
 )
-from onchip.spec.network import Network, Node
 
 REFUSED = "takes token convolutions up to a maximum over time, with nothing before it but what never falls"
 

@@ -13,10 +13,10 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.kernels.chain import Chain, find_chain, why_not_float32
 from onchip.kernels.pointwise import TRAINED
+from onchip.network.graph import Network, Node
+from onchip.network.layers import LeakyReLU, Linear, Reshape
+from onchip.network.recipe import Array
 from onchip.plan.kernel import Job
-from onchip.spec.layers import LeakyReLU, Linear, Reshape
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
 # What an optimiser keeps.

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Identity, Permute, Reshape
 from onchip.plan.device import Device
 from onchip.plan.kernel import PRECISIONS, Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import Identity, Permute, Reshape
-from onchip.spec.network import Network, Node
 
 _FREE = Price(0, 0, launches=0)
 

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from onchip.errors import InputError
-from onchip.spec.names import known_name
+from onchip.network.names import known_name
 
 if TYPE_CHECKING:
     from onchip.ladders.frame import Ladder

@@ -19,11 +19,11 @@ from onchip.kernels.cpu.threads import run_pieces, start_helpers
 from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.pace import blas_limiter
 from onchip.measure.truth import TrainingTruth, flat_run
+from onchip.network.graph import Network
+from onchip.network.layers import Linear
+from onchip.network.recipe import Array, materialise
 from onchip.plan.kernel import Job
 from onchip.runtime.placement import plan
-from onchip.spec.layers import Linear
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, materialise
 from onchip.train.loop import fit
 from onchip.train.options import TrainOptions
 from onchip.workloads import backprop

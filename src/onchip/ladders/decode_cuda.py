@@ -31,13 +31,13 @@ from onchip.ladders.decode import weight_matrices
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, line_of, rung_instances
 from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.truth import Truth, Verdict, relative_error
+from onchip.network.graph import Network
+from onchip.network.io import with_io
+from onchip.network.recipe import Array
 from onchip.plan.kernel import Job, Kernel, Price
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.gpu import Gpu
-from onchip.spec.io import with_io
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
 from onchip.workloads import decode
 
 DTYPES = {"fp32": "float32", "3xtf32": "float32", "fp16": "float16"}

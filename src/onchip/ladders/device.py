@@ -11,11 +11,11 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from onchip.kernels.cuda.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
+from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.launches import Function, Graph
-from onchip.spec.recipe import Array
 
 # Warps that a multiprocessor holds at the most (CUDA C++ programming guide, technical specifications).
 _WARPS = {"sm_80": 64, "sm_86": 48, "sm_89": 48, "sm_90a": 64, "sm_100": 64, "sm_120": 48}

@@ -15,10 +15,10 @@ from onchip.errors import InputError, PlanError
 from onchip.files import check_memory
 from onchip.measure.pace import Pace, Timing, interleave, summarise
 from onchip.measure.truth import Verdict
+from onchip.network.graph import Network
+from onchip.network.names import known_name
+from onchip.network.recipe import Array
 from onchip.plan.floor import settle_floors
-from onchip.spec.names import known_name
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
 
 
 class Rows(Protocol):

@@ -15,12 +15,12 @@ from onchip.kernels.cpu.scan import scan_rows
 from onchip.kernels.cpu.threads import run_pieces, start_helpers
 from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.truth import Verdict, allowed_error
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
+from onchip.network.scan_op import ScanOp
 from onchip.plan.device import Device
 from onchip.plan.kernel import Price
 from onchip.runtime.cpu import this_cpu
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
-from onchip.spec.scan_op import ScanOp
 from onchip.workloads import scan
 
 _ZERO = np.float32(0)

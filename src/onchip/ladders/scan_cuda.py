@@ -26,9 +26,9 @@ from onchip.kernels.cuda.scan import Scan
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, line_of, rung_instances
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.scan import ScanTruth, device_floor_ms
+from onchip.network.graph import Network
+from onchip.network.scan_op import ScanOp
 from onchip.runtime.cuda.gpu import Gpu
-from onchip.spec.network import Network
-from onchip.spec.scan_op import ScanOp
 from onchip.workloads import scan
 
 TILE = 4096  # numbers that a block of scan_tile.cuh takes

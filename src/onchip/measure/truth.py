@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from onchip.kernels import reference
+from onchip.network.graph import Network
+from onchip.network.recipe import Array, materialise
+from onchip.network.types import numpy_dtype
 from onchip.runtime.cpu import core_count
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, materialise
-from onchip.spec.types import numpy_dtype
 from onchip.train.options import TrainOptions
 
 _PIECE_ROWS = 16_384  # the reference keeps every value of every layer: millions of rows go through in pieces

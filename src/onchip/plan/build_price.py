@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from onchip.network.recipe import Recipe, Weight, as_is, in_order, op_name
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Kernel, RecipeMaker
-from onchip.spec.recipe import Recipe, Weight, as_is, in_order, op_name
-from onchip.spec.types import DTYPE_BYTES
 
 HOST_FLOPS = 50e9  # of NumPy's products on the host of a GPU: two cores or so
 # Bytes/s that NumPy writes to memory that nobody has touched yet: of token_tables with short sums, as measured.

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onchip.errors import PlanError
+from onchip.network.graph import Network, Node
+from onchip.network.recipe import Recipe, as_is, reach
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.build_price import build_us, makes_of
 from onchip.plan.device import Device
 from onchip.plan.kernel import TABLES, Claim, Converter, Job, Kernel, Price, Refusal
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Group, Plan, groups_of, values_read
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe, as_is, reach
-from onchip.spec.types import DTYPE_BYTES
 
 # More than any work: a layer is left without a kernel, or with a fallback, only where no other kernel takes it.
 _NO_KERNEL_US = 1e12

@@ -8,12 +8,12 @@ rows 1.09 ms, 2,097,152 rows at 44 GB/s.
 
 from __future__ import annotations
 
+from onchip.network.graph import Network
 from onchip.plan.build_price import BUS_BANDWIDTH
 from onchip.plan.device import Device
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan, format_us
 from onchip.plan.rewrites import rewrite
-from onchip.spec.network import Network
 
 SLOT_BYTES = 8 << 20  # of a chunk: 150 us of the bus, several times what Python takes for it; slots fit into most L3s
 OFTEN_BYTES = 16 << 10  # of rows that kernels which read a number more than once may read over the bus

@@ -12,14 +12,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from onchip.errors import InputError
+from onchip.network.names import known_name
+from onchip.network.reading import show
 from onchip.plan.device import Device
 from onchip.plan.layout import ROWS
-from onchip.spec.names import known_name
-from onchip.spec.reading import show
 
 if TYPE_CHECKING:
-    from onchip.spec.network import Network
-    from onchip.spec.recipe import Recipe
+    from onchip.network.graph import Network
+    from onchip.network.recipe import Recipe
 
 TRAINING_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 PRECISIONS = (*TRAINING_PRECISIONS, "fp8")

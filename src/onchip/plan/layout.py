@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onchip.spec.types import TensorType
+from onchip.network.types import TensorType
 
 ROWS = "rows"  # (B, C, H, W), row-major: every input and output of a network, and what every kernel takes
 CHANNELS_LAST = "channels_last"  # (B, H, W, C)

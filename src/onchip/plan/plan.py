@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onchip.errors import printable
+from onchip.network.graph import Network
+from onchip.network.recipe import Recipe, reach
+from onchip.network.text import columns, escaped, html_table, plural
+from onchip.network.types import DTYPE_BYTES, TensorType
 from onchip.plan.device import Device
 from onchip.plan.kernel import TABLES, Claim, Job, Refusal
 from onchip.plan.layout import ROWS, lying
 from onchip.plan.slow import slow_because
-from onchip.spec.network import Network
-from onchip.spec.recipe import Recipe, reach
-from onchip.spec.text import columns, escaped, html_table, plural
-from onchip.spec.types import DTYPE_BYTES, TensorType
 
 
 @dataclass(frozen=True, eq=False)

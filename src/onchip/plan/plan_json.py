@@ -1,6 +1,6 @@
 """A plan as JSON: what another process, or another day, needs to run the same kernels over the same weights.
 
-{"version": 2, "device": {...}, "job": {...}, "network": {...}, "recipes": {"a+b.weight": {...}},
+{"version": 3, "device": {...}, "job": {...}, "network": {...}, "recipes": {"a+b.weight": {...}},
  "groups": [{"kernel": "mlp_fused", "label": "mlp_fused<4,3>", "layers": ["a+b"], "order": "k in order"}],
  "rewrites": [...], "refusals": [...], "fold": "", "left_out": [...]}
 
@@ -22,16 +22,16 @@ from typing import Any
 
 from onchip.errors import DeviceError, FormatError, OnchipError, PlanError
 from onchip.formats.graph_json import graph_from_json, graph_to_json, parse_json
+from onchip.network.graph import Network
+from onchip.network.reading import fields, name_of, real, show, whole
+from onchip.network.recipe import Array, Recipe, Weight, reach
 from onchip.plan.cover import building_us, no_claim
 from onchip.plan.device import Device, Peak
 from onchip.plan.kernel import Claim, Converter, Job, Kernel, Refusal
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Plan, groups_of
-from onchip.spec.network import Network
-from onchip.spec.reading import fields, name_of, real, show, whole
-from onchip.spec.recipe import Array, Recipe, Weight, reach
 
-VERSION = 2
+VERSION = 3
 # "module:function", but no module that does something when it is imported.
 _OPERATION = re.compile(r"([a-z][a-z0-9_]*\.)*[a-z][a-z0-9_]*:[a-z][a-z0-9_]*")
 

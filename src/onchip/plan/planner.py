@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from onchip.errors import DeviceError, PlanError
+from onchip.network.graph import Network
 from onchip.plan.cover import cover
 from onchip.plan.device import Device
 from onchip.plan.kernel import PRECISIONS, Job, Kernel
 from onchip.plan.plan import Plan, format_us
 from onchip.plan.rewrites import PRICED, drop_idle, narrow_values, rewrite
-from onchip.spec.network import Network
 
 MAX_LAYERS = 1 << 14  # planning takes a second or two there
 _MANY_ROWS = 1 << 40  # more than any job

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onchip.errors import InputError
+from onchip.network.text import columns
 from onchip.plan.host_call import call_us
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights
-from onchip.spec.text import columns
 
 START_S = 3.0  # assumed: until ranks are started, know each other and have loaded their kernels
 NETWORK_BANDWIDTH = 12.5e9  # assumed, bytes/s a machine: 100 Gbit/s

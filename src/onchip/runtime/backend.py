@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
 from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
 
 if TYPE_CHECKING:
     from onchip.kernels.training import SharedData, TrainerTeam

@@ -11,14 +11,14 @@ import numpy as np
 from onchip.errors import DeviceError, InputError, OnchipError, PlanError
 from onchip.kernels import reference
 from onchip.kernels.fp8_tables import in_fp8, scales, table_peaks
+from onchip.network.graph import Network
+from onchip.network.recipe import Array, Weight, materialise
+from onchip.network.types import DTYPE_BYTES, numpy_dtype
 from onchip.plan.kernel import PRECISIONS, TABLES, Job
 from onchip.plan.rewrites import rewrite
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.row_sources import random_inputs
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Weight, materialise
-from onchip.spec.types import DTYPE_BYTES, numpy_dtype
 
 FACTOR, ULPS = 2, 4  # allowed: FACTOR times the naive error and ULPS units in the last place
 BATCHES = (1, 2, 7)  # a row must come out the same, to the bit, in batches of these sizes

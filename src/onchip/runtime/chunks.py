@@ -16,8 +16,8 @@ from onchip.kernels.cpu.jit import address
 from onchip.kernels.cpu.launches import CompiledLaunch, run_launches, words
 from onchip.kernels.cpu.places import first_places
 from onchip.kernels.cpu.threads import HELPERS, Spare, start_helpers
+from onchip.network.recipe import Array
 from onchip.plan.plan import Plan
-from onchip.spec.recipe import Array
 
 Launches = Sequence[tuple[CompiledLaunch, Sequence[str]]]  # each with its inputs and outputs
 Memory = tuple[int, "array[int]", object]  # for run_launches; ids of arrays and places of values; what is kept for it

@@ -17,13 +17,13 @@ import numpy as np
 
 from onchip.cache import private_folder, read_entry, say_unless_quiet, write_entry
 from onchip.errors import InputError
+from onchip.network.graph import Network
+from onchip.network.recipe import Array, Made, Recipe, materialise
+from onchip.network.types import numpy_dtype
 from onchip.plan.device import Device, Peak
 from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime.ranks import OneRank, Ranks
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Made, Recipe, materialise
-from onchip.spec.types import numpy_dtype
 
 if TYPE_CHECKING:
     from onchip.kernels.cpu.launches import Launch

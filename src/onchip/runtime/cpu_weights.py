@@ -19,12 +19,12 @@ import numpy as np
 
 from onchip.cache import say_once
 from onchip.errors import OnchipError
+from onchip.network.recipe import SLICE_ROWS, Array, Made, Recipe, evaluate, evaluate_rows, in_order, materialise
+from onchip.network.types import numpy_dtype
 from onchip.plan.build_price import canonical, host_us, is_another_name
 from onchip.plan.plan import Plan
 from onchip.plan.scale_out import pays_to_exchange
 from onchip.runtime.ranks import Ranks
-from onchip.spec.recipe import SLICE_ROWS, Array, Made, Recipe, evaluate, evaluate_rows, in_order, materialise
-from onchip.spec.types import numpy_dtype
 
 LARGE_US = 20_000  # to make, by the plan's rates: of less every rank makes its own
 _NONE = np.empty(0)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.runtime.output import ChunkRecord, PartialOutput
 from onchip.runtime.stream import Chunk, ChunkDone
-from onchip.spec.recipe import Array
-from onchip.spec.types import TensorType, numpy_dtype
 
 OnChunk = Callable[[Chunk | None], None]  # hears what a rank is at
 

@@ -10,6 +10,16 @@ import numpy as np
 
 from onchip.errors import DeviceError, InputError, ShapeError
 from onchip.kernels.chain import given_ids
+from onchip.network.graph import Network, check_network
+from onchip.network.io import IO, with_io
+from onchip.network.layers import Embedding, TokenConv
+from onchip.network.layers.embedding import ID_DTYPES
+from onchip.network.meaning import Meaning
+from onchip.network.names import did_you_mean, known_name
+from onchip.network.recipe import Array
+from onchip.network.text import escaped
+from onchip.network.tokens import check_token_ids
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
@@ -19,16 +29,6 @@ from onchip.runtime.cpu import CpuBackend
 from onchip.runtime.host_rows import HostRowsError, array_tensor, convert_rows, is_tensor, tensor_array
 from onchip.runtime.overlap import check_apart
 from onchip.runtime.placement import find_device, kernels_for, place
-from onchip.spec.io import IO, with_io
-from onchip.spec.layers import Embedding, TokenConv
-from onchip.spec.layers.embedding import ID_DTYPES
-from onchip.spec.meaning import Meaning
-from onchip.spec.names import did_you_mean, known_name
-from onchip.spec.network import Network, check_network
-from onchip.spec.recipe import Array
-from onchip.spec.text import escaped
-from onchip.spec.tokens import check_token_ids
-from onchip.spec.types import TensorType, numpy_dtype
 
 if TYPE_CHECKING:
     from onchip.runtime.arrays.calls import Run

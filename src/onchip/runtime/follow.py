@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from onchip.errors import OnchipError, RankError
+from onchip.network.recipe import Array
 from onchip.runtime.cuda.devices import cuda_devices
 from onchip.runtime.deal import OnChunk, finished
 from onchip.runtime.engine import Engine, read_plan
@@ -19,7 +20,6 @@ from onchip.runtime.row_sources import Source
 from onchip.runtime.slices import SliceFile, has_token
 from onchip.runtime.stream import Chunk, ChunkDone, run_chunks
 from onchip.runtime.worker import Worker
-from onchip.spec.recipe import Array
 
 
 class SentRows:

@@ -12,10 +12,10 @@ import numpy as np
 
 from onchip.cache import say_unless_quiet
 from onchip.errors import InputError, ShapeError
-from onchip.spec.meaning import Meaning
-from onchip.spec.reading import show
-from onchip.spec.recipe import Array
-from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
+from onchip.network.meaning import Meaning
+from onchip.network.reading import show
+from onchip.network.recipe import Array
+from onchip.network.types import DTYPE_BYTES, TensorType, numpy_dtype
 
 _NUMBER = (bool, int, float, np.bool_, np.number)
 

@@ -16,11 +16,11 @@ import numpy as np
 from onchip.errors import InputError
 from onchip.formats.torch_module import TorchModule
 from onchip.kernels import reference
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
+from onchip.network.types import DTYPE_BYTES
 from onchip.runtime.check import DTYPE_ULP, ULP
 from onchip.runtime.engine import id_limits
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
-from onchip.spec.types import DTYPE_BYTES
 
 # Allowed: FACTOR times the error of a naive run and ULPS units in the last place. Wider than an engine's, because
 # torch adds up in an order of its own.

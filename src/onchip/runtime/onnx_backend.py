@@ -16,9 +16,9 @@ from onnx.backend.base import Backend, BackendRep
 from onchip.errors import DeviceError, FormatError, InputError
 from onchip.formats.onnx_ops.base import READERS
 from onchip.formats.onnx_reader import read_model
+from onchip.network.recipe import Array
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.placement import find_device
-from onchip.spec.recipe import Array
 
 # Operands that a layer holds as weights or attributes. Where a graph has them as inputs, they are bound to the arrays
 # that come first. Everything else is a value.

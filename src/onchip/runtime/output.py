@@ -27,11 +27,11 @@ from onchip.formats.arrays import FlatWriter, NpyWriter, RowWriter, npy_header
 from onchip.formats.csv_writer import CsvWriter
 from onchip.formats.images import BmpWriter, PngWriter, is_image
 from onchip.formats.rows_text import TextWriter
+from onchip.network.graph import Network
+from onchip.network.reading import fields, name_of, show, whole
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.runtime.slices import SliceFile, Slices, digest_rows, make_line, parse_line
-from onchip.spec.network import Network
-from onchip.spec.reading import fields, name_of, show, whole
-from onchip.spec.recipe import Array
-from onchip.spec.types import TensorType, numpy_dtype
 
 WRITERS: dict[str, type[RowWriter]] = {
     ".npy": NpyWriter, ".bin": FlatWriter, ".csv": CsvWriter, ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter,
@@ -39,7 +39,7 @@ WRITERS: dict[str, type[RowWriter]] = {
 PICTURES = (".bmp", ".png")
 FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows come out as images
 AS_THEY_LIE = (".npy", ".bin")  # rows as they are in the unfinished output; other formats are made of that
-VERSION = 2
+VERSION = 3
 MakeWriter = Callable[[Path, tuple[int, ...], Any], RowWriter]
 KEEP_S = 10.0  # after its first chunk: less work is done again as quickly as it is resumed
 COPY_BYTES = 8 << 20  # of rows at a time, where another format is made of them

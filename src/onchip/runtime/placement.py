@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onchip.errors import DeviceError, InputError, PlanError
+from onchip.network.graph import Network
+from onchip.network.names import did_you_mean
+from onchip.network.reading import is_count
 from onchip.plan.device import KNOWN, Device
 from onchip.plan.host_call import call_us, compare, least_us
 from onchip.plan.kernel import Job, Kernel
@@ -13,9 +16,6 @@ from onchip.plan.planner import make_plan
 from onchip.runtime.backend import Backend
 from onchip.runtime.cpu import PRECISION as CPU_PRECISION
 from onchip.runtime.cpu import CpuBackend, this_cpu
-from onchip.spec.names import did_you_mean
-from onchip.spec.network import Network
-from onchip.spec.reading import is_count
 
 
 def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend, str]:

@@ -9,9 +9,9 @@ import numpy as np
 
 from onchip.kernels.cpu.launches import run_launches
 from onchip.kernels.cpu.threads import HELPERS, Spare
+from onchip.network.types import numpy_dtype
 from onchip.plan.plan import Plan
 from onchip.runtime.chunks import Chunks, Memory
-from onchip.spec.types import numpy_dtype
 
 # B, the rows of a chunk, memory for such a call; shape and dtype of each output
 Known = tuple[int, int, Spare[Memory], tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]]

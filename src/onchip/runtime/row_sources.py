@@ -15,20 +15,20 @@ from onchip.formats.arrays import RowSource, open_flat_rows, open_rows
 from onchip.formats.csv_rows import read_csv
 from onchip.formats.npz import open_npz
 from onchip.formats.rows_text import read_rows_text
+from onchip.network.graph import Network
+from onchip.network.layers import SequenceMax
+from onchip.network.names import did_you_mean
+from onchip.network.reading import show
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.kernel import MAX_ROWS
 from onchip.runtime.engine import id_limits
-from onchip.spec.layers import SequenceMax
-from onchip.spec.names import did_you_mean
-from onchip.spec.network import Network
-from onchip.spec.reading import show
-from onchip.spec.recipe import Array
-from onchip.spec.types import TensorType, numpy_dtype
 
 _PASSED_NUMBERS = 1 << 20  # of random rows that nobody reads, drawn at a time
 
 
 class Source(Protocol):
-    """Rows that are read when asked for: a file (spec.arrays.RowSource), RandomRows, FittedRows, or anything alike."""
+    """Rows that are read on request: a file (formats.arrays.RowSource), RandomRows, FittedRows, or the like."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from onchip.errors import DeviceError, InputError
+from onchip.network.graph import Network
+from onchip.network.reading import is_count
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import (
@@ -31,8 +33,6 @@ from onchip.runtime.ranks import Ranks, rank_threads
 from onchip.runtime.row_sources import Source
 from onchip.runtime.stream import Chunk, chunks_of, cut_rows, piece_rows, reads_ahead, share_rows
 from onchip.runtime.team import Team, pack_sources
-from onchip.spec.network import Network
-from onchip.spec.reading import is_count
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onchip.errors import InputError
+from onchip.network.recipe import Array
+from onchip.network.scan_op import ScanOp, check_axis, check_dtype, check_out
 from onchip.runtime.cpu import check_threads
 from onchip.runtime.placement import find_device
-from onchip.spec.recipe import Array
-from onchip.spec.scan_op import ScanOp, check_axis, check_dtype, check_out
 
 if TYPE_CHECKING:
     from onchip.runtime.cuda.gpu import Gpu

@@ -14,11 +14,11 @@ import numpy as np
 from onchip.errors import FormatError, InputError
 from onchip.files import atomic_write, check_writable
 from onchip.formats.arrays import open_rows
+from onchip.network.reading import blaming
+from onchip.network.recipe import Array
+from onchip.network.scan_op import ScanOp, check_axis, check_dtype
 from onchip.runtime.cpu import check_threads
 from onchip.runtime.scan import find_place, scan_array, scan_into
-from onchip.spec.reading import blaming
-from onchip.spec.recipe import Array
-from onchip.spec.scan_op import ScanOp, check_axis, check_dtype
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import numpy as np
 from onchip.errors import OutputError
 from onchip.files import open_own, write_error
 from onchip.formats.graph_json import parse_json
-from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
 
 _PIECE_BYTES, _MOST_THREADS = 2 << 20, 8  # that a digest is computed of at a time: threads share what is longer
 

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from onchip.errors import RankError
+from onchip.network.recipe import Array
 from onchip.runtime.deal import Dealer, OnChunk, StreamReport, finished
 from onchip.runtime.engine import Engine
 from onchip.runtime.output import PartialOutput
@@ -39,7 +40,6 @@ from onchip.runtime.row_sources import Source
 from onchip.runtime.slices import SliceFile
 from onchip.runtime.stream import Chunk, run_chunks
 from onchip.runtime.worker import Worker
-from onchip.spec.recipe import Array
 
 GOODBYE_S = 5.0  # ranks that do not end in that time are ended
 

@@ -19,9 +19,9 @@ from onchip.errors import FormatError, InputError
 from onchip.files import check_writable, write_error
 from onchip.formats.graph_json import graph_to_json, parse_json
 from onchip.formats.tensor_file import digest_of, read_tensors, write_tensors
-from onchip.spec.network import Network
-from onchip.spec.reading import fields, name_of, show, whole
-from onchip.spec.recipe import Array, materialise
+from onchip.network.graph import Network
+from onchip.network.reading import fields, name_of, show, whole
+from onchip.network.recipe import Array, materialise
 from onchip.train.checkpoint_check import NAMES, check_content
 from onchip.train.options import TrainOptions
 from onchip.train.training_run import Checkpoint, TrainingRun

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from onchip.errors import FormatError
-from onchip.spec.reading import fields, name_of, real, show, whole
-from onchip.spec.recipe import Array
+from onchip.network.reading import fields, name_of, real, show, whole
+from onchip.network.recipe import Array
 from onchip.train.training_run import TrainingRun
 
 NAMES = (

@@ -6,9 +6,9 @@ import numpy as np
 
 from onchip.errors import KernelError
 from onchip.kernels import reference
-from onchip.spec.network import Network
-from onchip.spec.reading import show
-from onchip.spec.recipe import Array
+from onchip.network.graph import Network
+from onchip.network.reading import show
+from onchip.network.recipe import Array
 from onchip.train.together import Together
 
 

@@ -23,11 +23,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from onchip.errors import InputError
+from onchip.network.build import mlp
+from onchip.network.graph import Network
+from onchip.network.names import known_name
+from onchip.network.recipe import Array
 from onchip.runtime.engine import Engine, compile
-from onchip.spec.build import mlp
-from onchip.spec.names import known_name
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
 from onchip.train.loop import fit
 from onchip.train.options import ACTIVATIONS, TrainOptions
 from onchip.train.order import epoch_order

@@ -13,8 +13,8 @@ from sklearn.model_selection import ParameterGrid, check_cv
 from sklearn.utils import _safe_indexing
 
 from onchip.errors import InputError, KernelError
-from onchip.spec.recipe import Array
-from onchip.spec.text import columns, escaped, html_table, plural
+from onchip.network.recipe import Array
+from onchip.network.text import columns, escaped, html_table, plural
 from onchip.train.estimators import Estimator
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import check_name

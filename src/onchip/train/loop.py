@@ -14,14 +14,14 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.kernels.training import SharedData
+from onchip.network.graph import Network, check_network
+from onchip.network.names import known_name
+from onchip.network.reading import show
+from onchip.network.recipe import Array
 from onchip.plan.kernel import LOSSES
 from onchip.plan.plan_json import plan_to_json
 from onchip.runtime.host_rows import check_rows
 from onchip.runtime.ranks import OneRank, Ranks, find_ranks
-from onchip.spec.names import known_name
-from onchip.spec.network import Network, check_network
-from onchip.spec.reading import show
-from onchip.spec.recipe import Array
 from onchip.train.checkpoint import Checkpoints
 from onchip.train.options import TrainOptions, own_names
 from onchip.train.row_weights import check_sample_weight

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from onchip.errors import InputError
+from onchip.network.names import did_you_mean, known_name
+from onchip.network.reading import show
 from onchip.plan.kernel import LOSSES, TRAINING_PRECISIONS
-from onchip.spec.names import did_you_mean, known_name
-from onchip.spec.reading import show
 
 OPTIMISERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "step", "cosine")

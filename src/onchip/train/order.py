@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 _THREADS = 4
 _HELD_OUT = 2**31  # in the place of an epoch: a generator of its own

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from onchip.errors import InputError, ShapeError
-from onchip.spec.reading import show
-from onchip.spec.recipe import Array
+from onchip.network.reading import show
+from onchip.network.recipe import Array
 from onchip.train.rows import as_array
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from onchip.cache import say_unless_quiet
-from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
 
 
 def as_array(x: Any) -> Any:

@@ -15,10 +15,10 @@ from onchip.errors import InputError
 from onchip.files import check_memory
 from onchip.kernels.chain import find_chain, why_not_float32
 from onchip.kernels.pointwise import TRAINED
-from onchip.spec.layers import Add, Linear
-from onchip.spec.network import Network, Node
-from onchip.spec.reading import show
-from onchip.spec.recipe import Array, Weight, materialise
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Linear
+from onchip.network.reading import show
+from onchip.network.recipe import Array, Weight, materialise
 
 LARGEST, SMALLEST = 1e30, 1e-30  # of a value; of a deviation that is not taken for 0: weights stay normal float32
 # Of |mean| / deviation. Folded, float32 rounds W x and W mean before they cancel: an 8-100-3 network was off by 1.2e-7

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onchip.kernels.training import Piece, SharedData, TrainerTeam
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 from onchip.train.training_run import PlannedRun, TrainingRun, flat_rows
 
 

@@ -21,15 +21,15 @@ from onchip.kernels.training import (
     epochs_at_once,
     weights_of_batches,
 )
+from onchip.network.graph import Network
+from onchip.network.layers import Dropout
+from onchip.network.recipe import Array
+from onchip.network.text import escaped, html_table, plural
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights, plan_from_json
 from onchip.runtime.backend import Bound
 from onchip.runtime.placement import find_device, kernels_for, may_use_gpu, place
-from onchip.spec.layers import Dropout
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
-from onchip.spec.text import escaped, html_table, plural
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, epoch_orders, hold_out
 from onchip.train.row_weights import weights_of_rows

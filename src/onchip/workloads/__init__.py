@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from onchip.errors import InputError
 from onchip.formats.load import SUFFIXES, load_file, no_open_sizes
-from onchip.spec.names import did_you_mean
-from onchip.spec.network import Network, check_network, held_network
+from onchip.network.graph import Network, check_network, held_network
+from onchip.network.names import did_you_mean
 from onchip.workloads import backprop, decode, digits, faces, scan, sentiment
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from onchip.spec.build import mlp
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
+from onchip.network.build import mlp
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
 from onchip.train.options import TrainOptions
 from onchip.workloads import digits
 from onchip.workloads.dataset import Dataset

@@ -12,9 +12,9 @@ import numpy as np
 from onchip.errors import InputError, OutputError, ShapeError
 from onchip.files import check_writable
 from onchip.formats.load import SUFFIXES
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
 from onchip.runtime.engine import compile
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
 from onchip.train.loop import fit
 from onchip.train.options import TrainOptions
 from onchip.train.standardise import Standard

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onchip.spec.meaning import Meaning
-from onchip.spec.recipe import Array
+from onchip.network.meaning import Meaning
+from onchip.network.recipe import Array
 
 
 @dataclass(frozen=True, eq=False)

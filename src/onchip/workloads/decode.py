@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from onchip.spec.build import mlp
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
+from onchip.network.build import mlp
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
 
 WIDTHS = (72, 64, 64, 4)
 SIGNALS = 71

@@ -14,14 +14,14 @@ from onchip.errors import InputError, KernelError, OutputError
 from onchip.files import atomic_write, check_memory
 from onchip.formats.load import load_file, save
 from onchip.kernels import reference
+from onchip.network.graph import Network
+from onchip.network.layers import Linear
+from onchip.network.recipe import Array, materialise
 from onchip.plan.floor import settle_floors
 from onchip.plan.plan import Plan
 from onchip.runtime.check import FACTOR, ULP, ULPS, scaled_error
 from onchip.runtime.cpu import core_count, this_cpu
 from onchip.runtime.engine import Engine, compile
-from onchip.spec.layers import Linear
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, materialise
 from onchip.train.training_run import Progress
 from onchip.workloads import digits
 from onchip.workloads.classify import Trained, train_and_test

@@ -11,10 +11,10 @@ import numpy as np
 from onchip.cache import cache_dir
 from onchip.errors import FormatError
 from onchip.formats.arrays import open_rows
-from onchip.spec.build import mlp
-from onchip.spec.names import known_name
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
+from onchip.network.build import mlp
+from onchip.network.graph import Network
+from onchip.network.names import known_name
+from onchip.network.recipe import Array
 from onchip.train.options import TrainOptions
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_data import BYTE_SCALE, flat, read_rows

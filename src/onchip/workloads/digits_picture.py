@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 from onchip.workloads.classify import Trained
 from onchip.workloads.dataset import Dataset
 

@@ -13,10 +13,10 @@ from itertools import pairwise
 
 from onchip.errors import InputError
 from onchip.formats.flat_file import FlatTensor, draw_flat, read_flat
-from onchip.spec.layers import BatchNorm2d, ConvTranspose2d, Linear, Permute, ReLU, Reshape, Tanh, ToPixels
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe, Weight, transposed
-from onchip.spec.types import BATCH, TensorType
+from onchip.network.graph import Network, Node
+from onchip.network.layers import BatchNorm2d, ConvTranspose2d, Linear, Permute, ReLU, Reshape, Tanh, ToPixels
+from onchip.network.recipe import Recipe, Weight, transposed
+from onchip.network.types import BATCH, TensorType
 
 LATENT, CHANNELS, START = 100, (512, 256, 128, 64, 3), 4
 KERNEL = 5

@@ -12,9 +12,9 @@ from onchip.formats.graph_json import graph_to_json
 from onchip.formats.images import is_image
 from onchip.formats.load import no_open_sizes
 from onchip.formats.tensor_file import digest_of
+from onchip.network.graph import Network
 from onchip.plan.kernel import Job
 from onchip.plan.plan_json import given_weights, recipes_to_json
-from onchip.spec.network import Network
 from onchip.workloads import WORKLOADS, faces, load, sentiment
 
 if TYPE_CHECKING:

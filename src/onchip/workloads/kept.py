@@ -19,7 +19,7 @@ from onchip.cache import private_folder
 from onchip.errors import OutputError
 from onchip.files import atomic_write
 from onchip.formats.arrays import NpyWriter, map_npy
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 VERSION = 1  # of what is kept: another one is another file
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from onchip.spec.build import sequential
-from onchip.spec.layers import CumSum
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
-from onchip.spec.types import BATCH, TensorType
+from onchip.network.build import sequential
+from onchip.network.graph import Network
+from onchip.network.layers import CumSum
+from onchip.network.recipe import Array
+from onchip.network.types import BATCH, TensorType
 
 NUMBERS = 1 << 24  # of a row
 

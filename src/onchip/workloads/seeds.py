@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onchip.errors import KernelError
+from onchip.network.text import columns
 from onchip.runtime.engine import compile
-from onchip.spec.text import columns
 from onchip.train.many import Run, fit_runs
 from onchip.train.training_run import FitResult
 from onchip.workloads.classify import Trained, fit_rows, judge

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from onchip.formats.flat_file import FlatTensor, draw_flat, read_flat
-from onchip.spec.layers import Concat, Conv1d, Embedding, GlobalMax, Linear, Permute, ReLU, SequenceMax
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Weight
-from onchip.spec.types import BATCH, TensorType
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Concat, Conv1d, Embedding, GlobalMax, Linear, Permute, ReLU, SequenceMax
+from onchip.network.recipe import Weight
+from onchip.network.types import BATCH, TensorType
 
 VOCABULARY, EMBEDDING, CHANNELS, KERNELS, LENGTH = 21_635, 4_096, 1_024, (3, 5, 7, 9), 16
 HIDDEN, CLASSES = (2_048, 1_024, 512), 2

@@ -20,7 +20,7 @@ from onchip.errors import InputError, ShapeError, printable
 from onchip.files import check_memory
 from onchip.formats.arrays import map_npy, open_rows
 from onchip.formats.csv_rows import POSITIONS, csv_columns, is_float, read_csv
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 from onchip.train.order import hold_out
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.kept import Kept, read_once

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from onchip.errors import InputError
 from onchip.kernels.training import bytes_of
-from onchip.spec.build import mlp
-from onchip.spec.layers import Linear
-from onchip.spec.names import known_name
-from onchip.spec.network import Network
+from onchip.network.build import mlp
+from onchip.network.graph import Network
+from onchip.network.layers import Linear
+from onchip.network.names import known_name
 from onchip.train.options import ACTIVATIONS, TrainOptions
 from onchip.train.standardise import Standard, columns_of, why_not_foldable
 from onchip.workloads import WORKLOADS, backprop, digits, load

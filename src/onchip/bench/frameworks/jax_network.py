@@ -13,7 +13,8 @@ from typing import Any
 from onchip.bench.frame import UnavailableError
 from onchip.bench.frameworks.jax_forms import choice, recurrent, windows
 from onchip.bench.frameworks.jax_forms.context import Context, Form, Value, Weights
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     ELU,
     GELU,
     GRU,
@@ -102,10 +103,9 @@ from onchip.spec.layers import (
     ToPixels,
     TopK,
 )
-from onchip.spec.layers.norm import factor_and_shift
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Made, materialise
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.network.layers.norm import factor_and_shift
+from onchip.network.recipe import Array, Made, materialise
+from onchip.network.types import TensorType, numpy_dtype
 
 
 def jax_function(

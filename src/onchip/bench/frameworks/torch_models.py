@@ -21,7 +21,7 @@ from onchip.bench.frameworks.torch_images import (
 )
 from onchip.bench.frameworks.torch_sequences import FastText, FrameTransformer, KeywordLSTM, TextCNN, TextTransformer
 from onchip.bench.frameworks.torch_tables import WideAndDeep, fc_autoencoder, mlp_gelu, mlp_relu, tabular_resnet
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 
 @dataclass(frozen=True)

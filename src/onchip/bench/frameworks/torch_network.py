@@ -12,7 +12,8 @@ from typing import Any
 from onchip.bench.frame import UnavailableError
 from onchip.bench.frameworks.torch_forms import choice, recurrent, windows
 from onchip.bench.frameworks.torch_forms.builder import Builder, Form, Value, Weights
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     ELU,
     GELU,
     GRU,
@@ -102,7 +103,6 @@ from onchip.spec.layers import (
     ToPixels,
     TopK,
 )
-from onchip.spec.network import Network, Node
 
 
 def torch_module(net: Network) -> Any:

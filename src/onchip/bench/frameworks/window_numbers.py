@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from onchip.spec.layers import AvgPool1d, AvgPool2d
-from onchip.spec.layers.conv import geometry
-from onchip.spec.recipe import Array
+from onchip.network.layers import AvgPool1d, AvgPool2d
+from onchip.network.layers.conv import geometry
+from onchip.network.recipe import Array
 
 
 def numbers_in_windows(layer: AvgPool1d | AvgPool2d, sizes: tuple[int, ...], counts: tuple[int, ...]) -> Array:

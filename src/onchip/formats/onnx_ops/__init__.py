@@ -1,4 +1,4 @@
-"""ONNX operators, both ways: one file a family, the counterpart of spec/layers.
+"""ONNX operators, both ways: one file a family, the counterpart of network/layers.
 
 Every module of this folder is imported here, so an operator is added by adding a file.
 """

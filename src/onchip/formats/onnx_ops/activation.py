@@ -9,7 +9,8 @@ from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_ops.pixels import completes_pixels
-from onchip.spec.layers import (
+from onchip.network.graph import Node
+from onchip.network.layers import (
     ELU,
     SELU,
     Clip,
@@ -30,8 +31,7 @@ from onchip.spec.layers import (
     Softsign,
     Tanh,
 )
-from onchip.spec.network import Node
-from onchip.spec.types import numpy_dtype
+from onchip.network.types import numpy_dtype
 
 _ELEMENTWISE: dict[str, type[Layer]] = {
     "Relu": ReLU, "Sigmoid": Sigmoid, "Tanh": Tanh, "Softplus": Softplus, "Softsign": Softsign, "Mish": Mish,

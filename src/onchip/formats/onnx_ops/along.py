@@ -8,9 +8,9 @@ import numpy as np
 
 from onchip.formats.onnx_ops.base import Op
 from onchip.formats.onnx_ops.graph_reader import GraphReader
-from onchip.spec.layers import Gather, GlobalSum, Mask, Mul, Reshape
-from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
+from onchip.network.layers import Gather, GlobalSum, Mask, Mul, Reshape
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
 
 _NOTHING = 1e-9  # a weight this small is a 0 that was rounded
 

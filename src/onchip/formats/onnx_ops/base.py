@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from onchip.errors import FormatError
-from onchip.spec.layers import Layer
-from onchip.spec.network import Node
-from onchip.spec.reading import show
-from onchip.spec.recipe import Array
+from onchip.network.graph import Node
+from onchip.network.layers import Layer
+from onchip.network.reading import show
+from onchip.network.recipe import Array
 
 if TYPE_CHECKING:
     from onchip.formats.onnx_ops.graph_reader import GraphReader

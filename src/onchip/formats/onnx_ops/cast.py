@@ -11,10 +11,10 @@ from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_ops.lengths import widens_ints
 from onchip.formats.onnx_ops.pixels import completes_pixels
 from onchip.formats.onnx_tensors import ELEMENT_TYPES, dtype_of
-from onchip.spec.layers import Cast, ToInts
-from onchip.spec.layers.cast import CastTo, Whole
-from onchip.spec.network import Node
-from onchip.spec.types import numpy_dtype
+from onchip.network.graph import Node
+from onchip.network.layers import Cast, ToInts
+from onchip.network.layers.cast import CastTo, Whole
+from onchip.network.types import numpy_dtype
 
 
 @reads("Cast")

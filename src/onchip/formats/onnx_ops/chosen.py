@@ -17,8 +17,8 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
 from onchip.formats.onnx_ops.select import row_axis_of, shape_part
-from onchip.spec.layers import Embedding, GlobalSum, Mask, Permute, Reshape, Tile
-from onchip.spec.types import BATCH, numpy_dtype
+from onchip.network.layers import Embedding, GlobalSum, Mask, Permute, Reshape, Tile
+from onchip.network.types import BATCH, numpy_dtype
 
 _MOST_PLACES = 1 << 10  # to choose from: a table has the square of it
 

@@ -17,7 +17,8 @@ from onchip.formats.onnx_ops.linear import takes_bias
 from onchip.formats.onnx_ops.pixels import completes_pixels
 from onchip.formats.onnx_ops.select import concat_constants
 from onchip.formats.onnx_tensors import ELEMENT_TYPES
-from onchip.spec.layers import (
+from onchip.network.graph import Node
+from onchip.network.layers import (
     GELU,
     Add,
     Broadcast,
@@ -46,10 +47,9 @@ from onchip.spec.layers import (
     Sub,
     Tanh,
 )
-from onchip.spec.network import Node
-from onchip.spec.reading import show
-from onchip.spec.recipe import Array
-from onchip.spec.types import Dim, numpy_dtype
+from onchip.network.reading import show
+from onchip.network.recipe import Array
+from onchip.network.types import Dim, numpy_dtype
 
 _MANY = ("Sum", "Max", "Min", "Mean")
 _FOLDED: dict[type[Layer], Callable[[Array, Array], Array]] = {Add: np.add, Max: np.maximum, Min: np.minimum}

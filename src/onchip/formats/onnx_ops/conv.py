@@ -19,11 +19,11 @@ from onchip.formats.onnx_ops.windows import (
     unpadded,
     window_attributes,
 )
-from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
-from onchip.spec.layers.conv import conv_groups
-from onchip.spec.network import Node
-from onchip.spec.reading import show
-from onchip.spec.recipe import Array
+from onchip.network.graph import Node
+from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from onchip.network.layers.conv import conv_groups
+from onchip.network.reading import show
+from onchip.network.recipe import Array
 
 _CONVS = {1: Conv1d, 2: Conv2d}
 _TRANSPOSED = {1: ConvTranspose1d, 2: ConvTranspose2d}

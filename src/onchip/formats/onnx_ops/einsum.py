@@ -13,9 +13,9 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, folds, reads
 from onchip.formats.onnx_ops.graph_reader import GraphReader
-from onchip.spec.layers import GlobalSum, Layer, Linear, MatMul, Mul, Permute, Reshape, Slice
-from onchip.spec.reading import MAX_RANK, show
-from onchip.spec.recipe import Array
+from onchip.network.layers import GlobalSum, Layer, Linear, MatMul, Mul, Permute, Reshape, Slice
+from onchip.network.reading import MAX_RANK, show
+from onchip.network.recipe import Array
 
 
 @folds("Einsum")

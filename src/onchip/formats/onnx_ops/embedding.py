@@ -13,10 +13,10 @@ from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_ops.lengths import narrow_ints
 from onchip.formats.onnx_ops.select import gather_constant
 from onchip.formats.onnx_ops.truth import Truth
-from onchip.spec.layers import Embedding, Permute, Reshape
-from onchip.spec.layers.cast import Whole
-from onchip.spec.network import Node
-from onchip.spec.reading import show
+from onchip.network.graph import Node
+from onchip.network.layers import Embedding, Permute, Reshape
+from onchip.network.layers.cast import Whole
+from onchip.network.reading import show
 
 _MOST_ONE_HOT = 1 << 12  # its table is the square of it
 

@@ -15,9 +15,9 @@ from onchip.formats.onnx_ops.base import Op, folds, reads
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.select import shape_part, slice_operands
 from onchip.formats.onnx_tensors import dtype_of
-from onchip.spec.reading import MAX_RANK, show
-from onchip.spec.recipe import Array
-from onchip.spec.types import BATCH, numpy_dtype
+from onchip.network.reading import MAX_RANK, show
+from onchip.network.recipe import Array
+from onchip.network.types import BATCH, numpy_dtype
 
 # Their result is the same numbers in another place: a weight keeps its name through them.
 KEEP_NUMBERS = ("Reshape", "Squeeze", "Transpose", "Unsqueeze")

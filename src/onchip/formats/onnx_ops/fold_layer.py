@@ -10,10 +10,10 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, folds
 from onchip.formats.onnx_ops.graph_reader import GraphReader
-from onchip.spec.error_function import erf
-from onchip.spec.reading import show
-from onchip.spec.recipe import Array
-from onchip.spec.types import BATCH
+from onchip.network.error_function import erf
+from onchip.network.reading import show
+from onchip.network.recipe import Array
+from onchip.network.types import BATCH
 
 _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "Relu": lambda x: np.maximum(x, 0),

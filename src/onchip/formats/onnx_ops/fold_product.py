@@ -8,7 +8,7 @@ from onchip.formats.onnx_ops.base import Op, folds
 from onchip.formats.onnx_ops.fold import fold_arithmetic
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.turned import batches, counted
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 
 @folds("Gemm", "MatMul")

@@ -9,7 +9,7 @@ import numpy as np
 from onchip.formats.onnx_ops.base import Op, folds
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.reduce import axes_are_inputs, keeps_axes
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 _REDUCTIONS: dict[str, Callable[..., Array]] = {
     "ReduceSum": np.sum, "ReduceProd": np.prod, "ReduceMean": np.mean, "ReduceMax": np.max, "ReduceMin": np.min,

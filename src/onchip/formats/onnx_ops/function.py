@@ -12,8 +12,9 @@ from onchip.formats.onnx_ops.base import Op, folds, reads, writes
 from onchip.formats.onnx_ops.combine import combine, operands
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.spec.error_function import erf
-from onchip.spec.layers import (
+from onchip.network.error_function import erf
+from onchip.network.graph import Node
+from onchip.network.layers import (
     Abs,
     Add,
     Atan,
@@ -37,10 +38,9 @@ from onchip.spec.layers import (
     Sqrt,
     Sub,
 )
-from onchip.spec.layers.cast import CastTo
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
+from onchip.network.layers.cast import CastTo
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
 
 _FUNCTIONS: dict[str, tuple[type[Layer], Callable[[Array], Array]]] = {
     "Abs": (Abs, np.abs),

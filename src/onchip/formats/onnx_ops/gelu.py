@@ -14,9 +14,9 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.spec.layers import GELU, Add, Erf, Layer, Mul, Tanh
-from onchip.spec.network import Node
-from onchip.spec.reading import show
+from onchip.network.graph import Node
+from onchip.network.layers import GELU, Add, Erf, Layer, Mul, Tanh
+from onchip.network.reading import show
 
 _TANH_SCALE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 _ROUNDING = {"float16": 4e-3, "bfloat16": 3e-2}  # how far a constant may be off; wider types hold it to 1e-6

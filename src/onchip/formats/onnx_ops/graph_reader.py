@@ -15,11 +15,11 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import READERS, Op
 from onchip.formats.onnx_tensors import TEXT, TensorReader
-from onchip.spec.layers import Layer, Permute, Reshape
-from onchip.spec.network import Node
-from onchip.spec.reading import MAX_RANK, show
-from onchip.spec.recipe import Array
-from onchip.spec.types import BATCH, Dim, TensorType
+from onchip.network.graph import Node
+from onchip.network.layers import Layer, Permute, Reshape
+from onchip.network.reading import MAX_RANK, show
+from onchip.network.recipe import Array
+from onchip.network.types import BATCH, Dim, TensorType
 
 MAX_ROW = 1 << 28  # numbers in a row of any value: attributes of a few bytes can ask for far more than memory holds
 MOST_APART = 6  # axes of a Permute that have other neighbours than before

@@ -9,10 +9,10 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.formats.onnx_tensors import make_tensor
-from onchip.spec.names import free_name
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Made, materialise
-from onchip.spec.types import numpy_dtype
+from onchip.network.graph import Network, Node
+from onchip.network.names import free_name
+from onchip.network.recipe import Array, Made, materialise
+from onchip.network.types import numpy_dtype
 
 
 class OpsetError(InputError):

@@ -22,11 +22,11 @@ from onchip.formats.onnx_ops.gelu import scaled
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_tensors import ELEMENT_TYPES
-from onchip.spec.layers import Add, Cast, Clip, Greater, Mask, ReLU, Reshape, SequenceMax, Sigmoid, ToInts
-from onchip.spec.layers.cast import CastTo
-from onchip.spec.layers.embedding import ID_DTYPES
-from onchip.spec.network import Node
-from onchip.spec.types import BATCH, Dim, numpy_dtype
+from onchip.network.graph import Node
+from onchip.network.layers import Add, Cast, Clip, Greater, Mask, ReLU, Reshape, SequenceMax, Sigmoid, ToInts
+from onchip.network.layers.cast import CastTo
+from onchip.network.layers.embedding import ID_DTYPES
+from onchip.network.types import BATCH, Dim, numpy_dtype
 
 # A constant a compared with n: whether that says inside or outside, for windows that end at a + this.
 _COMPARES = {"LessOrEqual": (True, 0), "Less": (True, 1), "Greater": (False, 0), "GreaterOrEqual": (False, 1)}

@@ -8,10 +8,10 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.spec.layers import Add, Linear, MatMul, Mul, Permute
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
+from onchip.network.graph import Node
+from onchip.network.layers import Add, Linear, MatMul, Mul, Permute
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
 
 
 @reads("Gemm")

@@ -8,7 +8,7 @@ from itertools import chain
 
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import FOLDS, READERS, Op
-from onchip.spec.reading import show
+from onchip.network.reading import show
 
 FLOAT_MODEL = (
     "the float model that it was quantized from, often model.onnx beside model_quantized.onnx; "

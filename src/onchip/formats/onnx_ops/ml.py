@@ -12,9 +12,9 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.turned import Turned
-from onchip.spec.layers import Add, Cast, Concat, Embedding, Layer, Linear, Mul, Reshape, Sigmoid, Softmax
-from onchip.spec.reading import show
-from onchip.spec.recipe import Array
+from onchip.network.layers import Add, Cast, Concat, Embedding, Layer, Linear, Mul, Reshape, Sigmoid, Softmax
+from onchip.network.reading import show
+from onchip.network.recipe import Array
 
 _TRANSFORMS: dict[str, Layer | None] = {"NONE": None, "LOGISTIC": Sigmoid(), "SOFTMAX": Softmax(-1)}
 _NORMS = {"MAX": ("", "ReduceMax"), "L1": ("Abs", "ReduceSum"), "L2": ("", "ReduceL2")}

@@ -9,8 +9,8 @@ from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_ops.missing import INFERENCE
-from onchip.spec.layers import Dropout, Identity
-from onchip.spec.network import Node
+from onchip.network.graph import Node
+from onchip.network.layers import Dropout, Identity
 
 
 @reads("Constant")

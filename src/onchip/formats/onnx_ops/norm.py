@@ -9,10 +9,10 @@ from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_ops.missing import INFERENCE
-from onchip.spec.layers import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, Reshape, RMSNorm
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
+from onchip.network.graph import Node
+from onchip.network.layers import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, Reshape, RMSNorm
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
 
 _ROLES = ("weight", "bias", "mean", "var")  # in ONNX's order, behind x
 

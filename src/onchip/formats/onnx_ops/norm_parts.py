@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from onchip.formats.onnx_ops.base import Op, reads
 from onchip.formats.onnx_ops.graph_reader import GraphReader
-from onchip.spec.layers import LayerNorm, Permute, RMSNorm
-from onchip.spec.recipe import Array
+from onchip.network.layers import LayerNorm, Permute, RMSNorm
+from onchip.network.recipe import Array
 
 NORM = "(norm)"  # the operator that parts are joined to; no file has one of this name
 _INPUTS = {"Add": 2, "Div": 2, "Mul": 2, "Pow": 2, "Reciprocal": 1, "Sqrt": 1, "Sub": 2}  # of the parts

@@ -12,9 +12,9 @@ from onchip.formats.onnx_ops.gelu import scaled
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_tensors import ELEMENT_TYPES
-from onchip.spec.layers import Add, Clip, Equal, Mask, Mul, Sub, ToInts, ToPixels
-from onchip.spec.network import Node
-from onchip.spec.types import numpy_dtype
+from onchip.network.graph import Node
+from onchip.network.layers import Add, Clip, Equal, Mask, Mul, Sub, ToInts, ToPixels
+from onchip.network.types import numpy_dtype
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_ops.volumes import add_pool
 from onchip.formats.onnx_ops.windows import check_padded, read_window, sum_pads, unpadded, window_attributes
-from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
-from onchip.spec.network import Node
+from onchip.network.graph import Node
+from onchip.network.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
 
 _MAX = {1: MaxPool1d, 2: MaxPool2d}
 _AVERAGE = {1: AvgPool1d, 2: AvgPool2d}

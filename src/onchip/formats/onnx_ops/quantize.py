@@ -17,10 +17,10 @@ from onchip.formats.onnx_ops.base import Op, folds, reads
 from onchip.formats.onnx_ops.combine import combine
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
 from onchip.formats.onnx_ops.missing import FLOAT_MODEL
-from onchip.spec.layers import Add, Cast, Clip, Div, Max, Min, Mul, Round, ToInts
-from onchip.spec.layers.cast import CastTo, Whole
-from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
+from onchip.network.layers import Add, Cast, Clip, Div, Max, Min, Mul, Round, ToInts
+from onchip.network.layers.cast import CastTo, Whole
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
 
 _DTYPES = ("int8", "uint8", "int16", "int32")
 

@@ -9,10 +9,10 @@ from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_ops.turned import Turned
-from onchip.spec.layers import GRU, LSTM, RNN, Linear, Permute, Recurrent, Reshape
-from onchip.spec.network import Node
-from onchip.spec.reading import show
-from onchip.spec.recipe import Array
+from onchip.network.graph import Node
+from onchip.network.layers import GRU, LSTM, RNN, Linear, Permute, Recurrent, Reshape
+from onchip.network.reading import show
+from onchip.network.recipe import Array
 
 _LAYERS: dict[str, type[Recurrent]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 _ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}

@@ -14,7 +14,8 @@ from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_ops.lengths import completes_mask
 from onchip.formats.onnx_ops.truth import Truth, counts_truths
-from onchip.spec.layers import (
+from onchip.network.graph import Node
+from onchip.network.layers import (
     Abs,
     Add,
     ArgMax,
@@ -35,9 +36,8 @@ from onchip.spec.layers import (
     Sub,
     ToInts,
 )
-from onchip.spec.layers.cast import Whole
-from onchip.spec.network import Node
-from onchip.spec.types import numpy_dtype
+from onchip.network.layers.cast import Whole
+from onchip.network.types import numpy_dtype
 
 Reduction = GlobalMax | GlobalMin | GlobalSum | GlobalMean | GlobalNorm
 

@@ -12,11 +12,11 @@ from onchip.formats.onnx_ops.along import filter_along, filter_taps
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter, OpsetError
-from onchip.spec.layers import LinearResize, NearestResize, Permute, Reshape
-from onchip.spec.layers.resize import Coordinates, Rounding, places_in
-from onchip.spec.network import Node
-from onchip.spec.reading import show
-from onchip.spec.types import BATCH, Dim
+from onchip.network.graph import Node
+from onchip.network.layers import LinearResize, NearestResize, Permute, Reshape
+from onchip.network.layers.resize import Coordinates, Rounding, places_in
+from onchip.network.reading import show
+from onchip.network.types import BATCH, Dim
 
 _IN_11 = 11  # the opset from which a Resize names its coordinates
 _MOST_SIZE = 1 << 28

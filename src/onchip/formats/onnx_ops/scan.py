@@ -8,9 +8,9 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.spec.layers import CumSum
-from onchip.spec.network import Node
-from onchip.spec.reading import show
+from onchip.network.graph import Node
+from onchip.network.layers import CumSum
+from onchip.network.reading import show
 
 
 @reads("CumSum")

@@ -14,10 +14,10 @@ from onchip.formats.onnx_ops.base import Op, reads
 from onchip.formats.onnx_ops.combine import combine
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.select import row_axis_of
-from onchip.spec.layers import Add, Embedding, GlobalSum, Greater, Mask, Mul, Permute, Reshape
-from onchip.spec.reading import show
-from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
+from onchip.network.layers import Add, Embedding, GlobalSum, Greater, Mask, Mul, Permute, Reshape
+from onchip.network.reading import show
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
 
 _MOST_PLACES = 1 << 10  # to choose from: a table has the square of it
 _EXPECTED = "ids and updates of one shape, that of the data but for the axis"

@@ -10,11 +10,11 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter, OpsetError
-from onchip.spec.layers import Add, Concat, Gather, Mask, Pad, Slice, Tile
-from onchip.spec.layers.select import PadMode
-from onchip.spec.network import Node
-from onchip.spec.reading import show
-from onchip.spec.types import BATCH, Dim, numpy_dtype
+from onchip.network.graph import Node
+from onchip.network.layers import Add, Concat, Gather, Mask, Pad, Slice, Tile
+from onchip.network.layers.select import PadMode
+from onchip.network.reading import show
+from onchip.network.types import BATCH, Dim, numpy_dtype
 
 _MODES: dict[bytes, PadMode] = {b"constant": "constant", b"reflect": "reflect", b"edge": "edge", b"wrap": "wrap"}
 FAR = 10**9  # no batch has so many rows: an end there, or beyond, is the end of the batch

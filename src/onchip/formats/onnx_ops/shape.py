@@ -10,10 +10,10 @@ from onchip.errors import FormatError, InputError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.spec.layers import Permute, Reshape
-from onchip.spec.network import Node
-from onchip.spec.reading import MAX_RANK, show
-from onchip.spec.types import BATCH, Dim
+from onchip.network.graph import Node
+from onchip.network.layers import Permute, Reshape
+from onchip.network.reading import MAX_RANK, show
+from onchip.network.types import BATCH, Dim
 
 
 @reads("Flatten")

@@ -7,9 +7,9 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads
 from onchip.formats.onnx_ops.graph_reader import GraphReader
-from onchip.spec.layers import Conv1d, Linear, Permute, Reshape
-from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
+from onchip.network.layers import Conv1d, Linear, Permute, Reshape
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
 
 _MOST_NUMBERS = 1 << 22  # of a matrix: a longer signal wants a fast transform
 

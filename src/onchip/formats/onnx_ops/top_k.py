@@ -10,10 +10,10 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.spec.layers import ArgTopK, Cast, ToInts, TopK
-from onchip.spec.layers.cast import Whole
-from onchip.spec.network import Node
-from onchip.spec.reading import show
+from onchip.network.graph import Node
+from onchip.network.layers import ArgTopK, Cast, ToInts, TopK
+from onchip.network.layers.cast import Whole
+from onchip.network.reading import show
 
 
 @reads("TopK")

@@ -21,7 +21,7 @@ from onchip.formats.onnx_ops.lengths import MaskPart, begins_mask, continues_mas
 from onchip.formats.onnx_ops.pixels import PixelPart, are_numbers, begins_pixels
 from onchip.formats.onnx_ops.select import shape_part
 from onchip.formats.onnx_tensors import ELEMENT_DTYPES
-from onchip.spec.layers import (
+from onchip.network.layers import (
     Abs,
     Add,
     Cast,
@@ -36,9 +36,9 @@ from onchip.spec.layers import (
     Sub,
     ToInts,
 )
-from onchip.spec.layers.cast import CastTo, Whole
-from onchip.spec.reading import show
-from onchip.spec.types import numpy_dtype
+from onchip.network.layers.cast import CastTo, Whole
+from onchip.network.reading import show
+from onchip.network.types import numpy_dtype
 
 # The layer, and whether it compares b with a.
 _COMPARISONS = {

@@ -18,10 +18,10 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
 from onchip.formats.onnx_ops.select import shape_part, slice_operands, split_ranges
-from onchip.spec.layers import Concat, Linear, Permute, Reshape, Slice
-from onchip.spec.layers.recurrent import Recurrent
-from onchip.spec.reading import MAX_RANK, show
-from onchip.spec.types import BATCH, Dim
+from onchip.network.layers import Concat, Linear, Permute, Reshape, Slice
+from onchip.network.layers.recurrent import Recurrent
+from onchip.network.reading import MAX_RANK, show
+from onchip.network.types import BATCH, Dim
 
 Axis = tuple[int, ...]  # of the file: axes of `shape` that it is made of, the last one fastest; none of a size of 1
 ALIKE = ("Add", "Sub", "Mul", "Div", "Relu", "Sigmoid", "Tanh", "Gelu", "Cast")  # numbers at the same place alone

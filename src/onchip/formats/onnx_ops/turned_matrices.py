@@ -6,7 +6,7 @@ from __future__ import annotations
 from onchip.formats.onnx_ops.base import Op
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.turned import ALIKE, HANDLERS, Turned, alike, ends_last, product
-from onchip.spec.layers import MatMul
+from onchip.network.layers import MatMul
 
 
 def matmul(graph: GraphReader, op: Op, given: Turned) -> Turned | None:

@@ -15,9 +15,9 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.windows import Window
-from onchip.spec.layers import AvgPool2d, Conv2d, ConvTranspose2d, Gather, MaxPool2d, Pad, Reshape, Slice
-from onchip.spec.layers.conv import window_counts
-from onchip.spec.types import numpy_dtype
+from onchip.network.layers import AvgPool2d, Conv2d, ConvTranspose2d, Gather, MaxPool2d, Pad, Reshape, Slice
+from onchip.network.layers.conv import window_counts
+from onchip.network.types import numpy_dtype
 
 MOST_PLANES = 1 << 14  # that windows see along D, together: each is named
 

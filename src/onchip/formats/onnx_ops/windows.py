@@ -9,9 +9,9 @@ from typing import Any
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op
 from onchip.formats.onnx_ops.graph_reader import MAX_ROW, GraphReader
-from onchip.spec.layers import Layer, Pad
-from onchip.spec.layers.conv import geometry
-from onchip.spec.reading import show
+from onchip.network.layers import Layer, Pad
+from onchip.network.layers.conv import geometry
+from onchip.network.reading import show
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from onchip.kernels.cpu.token_max import TokenMax
 from onchip.kernels.cpu.top_k import TopKAlone
 from onchip.kernels.training import BatchRanks
 from onchip.kernels.view import View
+from onchip.network.recipe import Array
 from onchip.plan.kernel import Claim, Job, Kernel
-from onchip.spec.recipe import Array
 
 
 class InferenceKernel(Kernel, Protocol):

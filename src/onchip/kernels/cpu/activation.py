@@ -34,8 +34,8 @@ from onchip.kernels.pointwise import (
     TANH,
     operation_of,
 )
-from onchip.spec.layers import SELU, Elementwise
-from onchip.spec.recipe import Array
+from onchip.network.layers import SELU, Elementwise
+from onchip.network.recipe import Array
 
 NO_NORMALISER, SOFTMAX, LOG_SOFTMAX = 0, 1, 2
 NORMALISERS = {"": NO_NORMALISER, "Softmax": SOFTMAX, "LogSoftmax": LOG_SOFTMAX}

@@ -34,12 +34,12 @@ from onchip.kernels.cpu.jit import address, address_of
 from onchip.kernels.cpu.launches import CompiledLaunch, Launch
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.tile import aligned_zeros
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Convolution, Linear, TransposedConvolution
+from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import Convolution, Linear, TransposedConvolution
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array
 
 MAX_IMAGES = 16  # of a tile: enough rows for the products of the smallest images, and to pay for reading the weights
 MAX_VECTORS = 64  # the same, where all values are vectors: a row of a product each

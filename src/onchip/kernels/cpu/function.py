@@ -14,7 +14,7 @@ import numpy as np
 from onchip.kernels.cpu.activation import expm1_exp, exponential, logarithm, scaled_erfc
 from onchip.kernels.cpu.jit import compiled, floats_at, linked, multiply_add
 from onchip.kernels.cpu.late_numba import types
-from onchip.spec.layers import (
+from onchip.network.layers import (
     Abs,
     Add,
     Atan,

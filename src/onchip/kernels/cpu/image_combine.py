@@ -29,10 +29,10 @@ from onchip.kernels.cpu.image_values import Rim, Sizes, Store, UnsupportedError,
 from onchip.kernels.cpu.jit import ALL, compiled, floats_at
 from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.cpu.tile import aligned_zeros, padded
-from onchip.spec.layers import Add, Elementwise, Mul, Ordered, Sub
-from onchip.spec.layers.norm import factor_and_shift
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array, Recipe, recipe_op
+from onchip.network.graph import Node
+from onchip.network.layers import Add, Elementwise, Mul, Ordered, Sub
+from onchip.network.layers.norm import factor_and_shift
+from onchip.network.recipe import Array, Recipe, recipe_op
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

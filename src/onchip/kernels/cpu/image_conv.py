@@ -11,7 +11,7 @@ from onchip.kernels.cpu.image_pointwise import is_pointwise, lower_pointwise
 from onchip.kernels.cpu.image_taps import lower_taps
 from onchip.kernels.cpu.image_values import UnsupportedError
 from onchip.kernels.cpu.image_windows import lower_windows
-from onchip.spec.network import Node
+from onchip.network.graph import Node
 
 _LOWERINGS = {
     Way.TAPS: lower_taps, Way.WINDOWS: lower_windows, Way.DOT: lower_dot, Way.DEPTHWISE: lower_depthwise,

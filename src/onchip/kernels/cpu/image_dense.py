@@ -19,9 +19,9 @@ from onchip.kernels.cpu.image_weights import bias_recipe, weight_recipe
 from onchip.kernels.cpu.jit import floats_at
 from onchip.kernels.cpu.tile import PANEL, aligned_zeros, pack, packed_size, padded
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, IDENTITY, RELU
-from onchip.spec.layers import Reshape
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array, Recipe, recipe_op
+from onchip.network.graph import Node
+from onchip.network.layers import Reshape
+from onchip.network.recipe import Array, Recipe, recipe_op
 
 _NO_FLOOR, _ZERO = np.float32(-np.inf), np.float32(0)
 

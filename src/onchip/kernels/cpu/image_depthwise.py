@@ -31,8 +31,8 @@ from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.cpu.tile import aligned_zeros, padded_bias
 from onchip.kernels.pointwise import RELU
 from onchip.kernels.vectors import VECTOR_REGISTERS
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array, Recipe, recipe_op
+from onchip.network.graph import Node
+from onchip.network.recipe import Array, Recipe, recipe_op
 
 SUM_TERMS = 64  # of a sum in registers: longer ones are added up in parts, which keeps their digits
 WINDOWS = 4  # of a tile; twice as many of one vector, as sums wait for each other

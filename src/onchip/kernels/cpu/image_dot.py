@@ -16,8 +16,8 @@ from onchip.kernels.cpu.image_values import View
 from onchip.kernels.cpu.image_weights import bias_of_pixels, bias_recipe, weight_recipe
 from onchip.kernels.cpu.jit import compiled
 from onchip.kernels.cpu.tile import aligned_zeros
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array, Recipe, recipe_op
+from onchip.network.graph import Node
+from onchip.network.recipe import Array, Recipe, recipe_op
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

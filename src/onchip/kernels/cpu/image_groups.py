@@ -11,9 +11,9 @@ from onchip.kernels.cpu.image_taps import Taps
 from onchip.kernels.cpu.image_values import Store, UnsupportedError, View
 from onchip.kernels.cpu.image_weights import bias_recipe, pack_taps, weight_recipe
 from onchip.kernels.cpu.tile import aligned_zeros, packed_size, padded
-from onchip.spec.layers import TransposedConvolution
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array, recipe_op
+from onchip.network.graph import Node
+from onchip.network.layers import TransposedConvolution
+from onchip.network.recipe import Array, recipe_op
 
 _FEW = 4  # outputs of a group: most lanes of a vector stay empty, and NumPy takes many images sooner
 

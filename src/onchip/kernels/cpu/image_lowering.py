@@ -18,7 +18,8 @@ from onchip.kernels.cpu.image_operation import Activated, Operation, Window
 from onchip.kernels.cpu.image_values import Rim, Sizes, Store, UnsupportedError, View
 from onchip.kernels.cpu.tile import padded
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     Concat,
     Convolution,
     Elementwise,
@@ -30,8 +31,7 @@ from onchip.spec.layers import (
     Reshape,
     Slice,
 )
-from onchip.spec.layers.conv import geometry
-from onchip.spec.network import Network, Node
+from onchip.network.layers.conv import geometry
 
 TAP_CHANNELS = 64  # with as many channels a tap is a product worth its own call; with fewer, a whole window is one
 DOT_OUTPUTS = min(4, 2 * LANES // 5)  # so few outputs would leave most lanes of a vector empty

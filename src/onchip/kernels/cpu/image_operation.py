@@ -31,8 +31,8 @@ from onchip.kernels.cpu.image_values import View
 from onchip.kernels.cpu.jit import address_of, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.pointwise import IDENTITY
-from onchip.spec.layers import Elementwise
-from onchip.spec.recipe import Recipe
+from onchip.network.layers import Elementwise
+from onchip.network.recipe import Recipe
 
 HEAD = 3  # numbers of a row in front of the fields: the address of the code; images of a group; its last operation
 F = TypeVar("F", bound=Callable[[int, int], None])

@@ -8,7 +8,7 @@ from onchip.kernels.cpu.image_operation import CALL_BYTES, put_call
 from onchip.kernels.cpu.jit import code_call, compiled, int_at, ints_at, linked
 from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.threads import run_pieces
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 # What `run_images` is told of a network once: its table of L operations, row_bytes apart; `own` floats of scratch and a
 # Call for each thread; how many images a tile may have; whether operations are long enough to be shared; flop of an

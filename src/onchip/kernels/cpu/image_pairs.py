@@ -33,9 +33,9 @@ from onchip.kernels.cpu.image_values import View
 from onchip.kernels.cpu.image_weights import weight_recipe
 from onchip.kernels.cpu.jit import ALL, compiled, floats_at
 from onchip.kernels.cpu.tile import aligned_zeros, pack, packed_size, padded, padded_bias
-from onchip.spec.layers.conv import geometry
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array, recipe_op
+from onchip.network.graph import Node
+from onchip.network.layers.conv import geometry
+from onchip.network.recipe import Array, recipe_op
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 

@@ -22,8 +22,8 @@ from onchip.kernels.cpu.image_operation import (
 from onchip.kernels.cpu.image_values import View
 from onchip.kernels.cpu.image_weights import packed_taps
 from onchip.kernels.pointwise import RELU
-from onchip.spec.network import Node
-from onchip.spec.recipe import Recipe
+from onchip.network.graph import Node
+from onchip.network.recipe import Recipe
 
 _NO_FLOOR, _ZERO = np.float32(-np.inf), np.float32(0)
 

@@ -32,9 +32,9 @@ from onchip.kernels.cpu.image_operation import (
 from onchip.kernels.cpu.image_values import UnsupportedError, View
 from onchip.kernels.cpu.jit import ALL, compiled, floats_at, linked
 from onchip.kernels.cpu.late_numba import intrinsic, types
-from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
-from onchip.spec.layers.conv import geometry
-from onchip.spec.network import Node
+from onchip.network.graph import Node
+from onchip.network.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
+from onchip.network.layers.conv import geometry
 
 _ZERO = np.float32(0)
 _FEW = 16  # pixels whose sum is taken before it joins the total of a mean

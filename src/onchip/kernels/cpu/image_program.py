@@ -41,7 +41,8 @@ from onchip.kernels.cpu.image_values import Store, UnsupportedError
 from onchip.kernels.cpu.image_windows import Windows
 from onchip.kernels.cpu.jit import address
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     Add,
     AvgPool1d,
     AvgPool2d,
@@ -72,8 +73,7 @@ from onchip.spec.layers import (
     ToPixels,
     TransposedConvolution,
 )  # fmt: skip
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe
+from onchip.network.recipe import Array, Recipe
 
 # The layers that are lowered, and what lowers them: a new operation has its line here.
 _LOWERINGS: tuple[tuple[tuple[type, ...], Callable[[Lowering, Node], None]], ...] = (

@@ -16,10 +16,10 @@ from onchip.kernels.cpu.image_operation import Activated, call_at, fields_of, fi
 from onchip.kernels.cpu.image_values import UnsupportedError, View
 from onchip.kernels.cpu.jit import floats_at
 from onchip.kernels.cpu.late_numba import intrinsic, types
-from onchip.spec.layers import LinearResize, NearestResize
-from onchip.spec.layers.resize import Coordinates, Rounding
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array, Recipe, recipe_op
+from onchip.network.graph import Node
+from onchip.network.layers import LinearResize, NearestResize
+from onchip.network.layers.resize import Coordinates, Rounding
+from onchip.network.recipe import Array, Recipe, recipe_op
 
 _MOST = 1 << 24  # rows and pixels: their numbers are floats
 

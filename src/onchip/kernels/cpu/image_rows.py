@@ -13,9 +13,9 @@ from onchip.kernels.cpu.image_lowering import Lowering, Value
 from onchip.kernels.cpu.image_operation import Operation, call_at, fields_of, own_rows, runs
 from onchip.kernels.cpu.image_values import UnsupportedError, View
 from onchip.kernels.cpu.jit import ALL, bytes_at, floats_at, ints_at
-from onchip.spec.layers import Embedding, Permute, ToPixels
-from onchip.spec.network import Node
-from onchip.spec.recipe import Recipe, as_is
+from onchip.network.graph import Node
+from onchip.network.layers import Embedding, Permute, ToPixels
+from onchip.network.recipe import Recipe, as_is
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 

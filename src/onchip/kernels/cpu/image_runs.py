@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from onchip.kernels.cpu.image_program import SUPPORTED, Program, lower
 from onchip.kernels.cpu.image_values import UnsupportedError
-from onchip.spec.layers import AvgPool1d, AvgPool2d, Convolution, Linear, MaxPool1d, MaxPool2d, TransposedConvolution
-from onchip.spec.network import Network, Node
+from onchip.network.graph import Network, Node
+from onchip.network.layers import AvgPool1d, AvgPool2d, Convolution, Linear, MaxPool1d, MaxPool2d, TransposedConvolution
 
 _WORTH = (Convolution, TransposedConvolution, MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
 _FIRST_TRIES = 8  # ends that are looked at before any are lowered; four times as many after each time that went well

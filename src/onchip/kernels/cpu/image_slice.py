@@ -8,8 +8,8 @@ import math
 
 from onchip.kernels.cpu.image_lowering import Lowering, Value, image_sizes
 from onchip.kernels.cpu.image_values import UnsupportedError, View
-from onchip.spec.layers import Slice
-from onchip.spec.network import Node
+from onchip.network.graph import Node
+from onchip.network.layers import Slice
 
 
 def lower_slice(to: Lowering, node: Node) -> None:

@@ -11,8 +11,8 @@ from onchip.kernels.cpu.image_lowering import Lowering, Value
 from onchip.kernels.cpu.image_operation import Activated, call_at, fields_of, own_rows, pixel_at, runs
 from onchip.kernels.cpu.image_values import UnsupportedError
 from onchip.kernels.cpu.jit import floats_at
-from onchip.spec.network import Node
-from onchip.spec.recipe import Recipe
+from onchip.network.graph import Node
+from onchip.network.recipe import Recipe
 
 _ZERO = np.float32(0)
 

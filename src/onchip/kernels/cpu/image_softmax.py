@@ -9,7 +9,7 @@ from onchip.kernels.cpu.image_combine import Copy
 from onchip.kernels.cpu.image_lowering import Lowering, Value
 from onchip.kernels.cpu.image_operation import Activated, call_at, fields_of, runs
 from onchip.kernels.cpu.image_values import UnsupportedError
-from onchip.spec.network import Node
+from onchip.network.graph import Node
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -17,8 +17,8 @@ from onchip.kernels.cpu.image_weights import packed_taps
 from onchip.kernels.cpu.jit import compiled, linked
 from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.tile import padded
-from onchip.spec.network import Node
-from onchip.spec.recipe import Recipe
+from onchip.network.graph import Node
+from onchip.network.recipe import Recipe
 
 _NO_FLOOR = np.float32(-np.inf)
 _L2_WEIGHT_BYTES = 1 << 20

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from onchip.kernels.cpu.tile import aligned_zeros, pack, packed_size, padded, padded_bias
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array, Attribute, Recipe, recipe_op
+from onchip.network.graph import Node
+from onchip.network.recipe import Array, Attribute, Recipe, recipe_op
 
 
 def weight_recipe(op: Callable[..., Array], node: Node, size: int, **attributes: Attribute) -> Recipe:

@@ -33,8 +33,8 @@ from onchip.kernels.cpu.image_weights import packed_taps
 from onchip.kernels.cpu.jit import ALL, compiled, floats_at, linked, multiply_add
 from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.pointwise import RELU
-from onchip.spec.network import Node
-from onchip.spec.recipe import Recipe
+from onchip.network.graph import Node
+from onchip.network.recipe import Recipe
 
 SUM_TERMS = 128  # of a sum in registers: longer ones are added up in parts, which keeps their digits
 # Of a line that is longer, and the most parts of it: libraries sum one of few outputs in many short chains, but each

@@ -8,7 +8,7 @@ import numpy as np
 
 from onchip.kernels.cpu.jit import ALL, code_call, compiled, data_of, entry, int_at, ints_at
 from onchip.kernels.cpu.threads import Spare, run_pieces
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 Launch = Callable[[Sequence[Array], Sequence[Array], int], None]  # (inputs, outputs, threads)
 

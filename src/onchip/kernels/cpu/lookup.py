@@ -21,14 +21,14 @@ from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Embedding, GlobalMean, GlobalSum, TokenConv
+from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.network.tokens import check_token_ids
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import Embedding, GlobalMean, GlobalSum, TokenConv
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, recipe_op
-from onchip.spec.tokens import check_token_ids
-from onchip.spec.types import DTYPE_BYTES
 
 _PART = 16  # rows that are added up, then added to the total
 _TASK_NUMBERS = 1 << 12  # that a thread takes at a time, at least

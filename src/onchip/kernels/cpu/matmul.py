@@ -27,10 +27,10 @@ from onchip.kernels.cpu.price import TILE_SHARE, CorePrice
 from onchip.kernels.cpu.strided import Run, Seen, find_run
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.cpu.tile import aligned_zeros, padded
+from onchip.network.graph import Network
+from onchip.network.recipe import Array, Recipe, as_is
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe, as_is
 
 _ROWS = 64  # of a matrix that a worker takes at a time
 _THREAD_FLOP = 100_000  # for fewer a thread is not woken

@@ -30,10 +30,10 @@ from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, aligned_zeros, pack, packed_size, padded
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, RELU
+from onchip.network.graph import Network
+from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe, recipe_op
 
 MAX_TILE_ROWS = 64  # past this the tile outgrows L1 and gains nothing (bench decode)
 FAR_TILE_ROWS = 256  # where L2 does not hold the weights and every tile fetches them again

@@ -67,10 +67,10 @@ from onchip.kernels.training import (
     weights_of_batches,
     why_not_trained,
 )
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.plan.kernel import OPTIMISERS, Claim, Job, Refusal
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
 
 LOSS_CODES = {"cross_entropy": CROSS_ENTROPY, "half_sse": HALF_SSE, "mse": MSE}
 KINDS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "adamw": ADAM}

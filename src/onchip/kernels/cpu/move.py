@@ -18,13 +18,13 @@ from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Concat, Interleave, Layer, Permute
+from onchip.network.recipe import Array
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying, row_axis_lying
-from onchip.spec.layers import Concat, Interleave, Layer, Permute
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array
-from onchip.spec.types import DTYPE_BYTES
 
 _TASK_WORDS = 1 << 12  # of y that a thread takes at a time, at least
 _MOST_OUTER = 6  # axes of a box in front of its plane

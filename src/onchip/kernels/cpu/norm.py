@@ -23,12 +23,12 @@ from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.vectors import VECTOR_BYTES
+from onchip.network.graph import Network
+from onchip.network.layers import RowNorm
+from onchip.network.layers.norm import NormParts
+from onchip.network.recipe import Array, Recipe, as_is
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import RowNorm
-from onchip.spec.layers.norm import NormParts
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe, as_is
 
 _TASK_NUMBERS = 1 << 12  # that a thread takes at a time, at least
 _THREAD_NUMBERS = 1 << 13  # for fewer a thread is not woken

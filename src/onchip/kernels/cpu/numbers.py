@@ -12,7 +12,7 @@ import numpy as np
 
 from onchip.kernels.cpu.jit import array_at, bytes_at, compiled, doubles_at, floats_at, ints_at, linked
 from onchip.kernels.cpu.late_numba import intrinsic, types
-from onchip.spec.layers import Add, Div, Equal, Greater, GreaterOrEqual, Layer, Mask, Max, Min, Mod, Mul, Sub
+from onchip.network.layers import Add, Div, Equal, Greater, GreaterOrEqual, Layer, Mask, Max, Min, Mod, Mul, Sub
 
 _f, _i = np.float32, np.int32
 _INFINITY, _SIGN_16 = _i(0x7F800000), _i(0x8000)

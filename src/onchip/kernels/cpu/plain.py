@@ -20,9 +20,8 @@ import numpy as np
 
 from onchip.kernels import reference
 from onchip.kernels.chain import in_layouts
-from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     AvgPool1d,
     AvgPool2d,
     Broadcast,
@@ -52,10 +51,11 @@ from onchip.spec.layers import (
     TokenConv,
     TransposedConvolution,
 )
-from onchip.spec.layers.conv import conv_groups
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, as_is
-from onchip.spec.types import DTYPE_BYTES
+from onchip.network.layers.conv import conv_groups
+from onchip.network.recipe import Array, Recipe, as_is
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
 
 _ROW_BY_ROW = (Linear, Recurrent, Softmax, LogSoftmax, GlobalMean, GlobalSum, GlobalNorm, RowNorm)
 _USES_BLAS = (Linear, Recurrent, MatMul, Convolution, TransposedConvolution)

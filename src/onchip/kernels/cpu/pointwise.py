@@ -42,10 +42,8 @@ from onchip.kernels.cpu.pointwise_block import (
 )
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, may_divide_by_zero
-from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     BatchNorm1d,
     BatchNorm2d,
     Broadcast,
@@ -57,9 +55,11 @@ from onchip.spec.layers import (
     Slice,
     ToInts,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, recipe_op
-from onchip.spec.types import DTYPE_BYTES
+from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, has_channels
 
 MOST_NODES, NEAR = 64, 8
 _LONG_RUN = 8  # numbers of a stretched value that are copied, not looked up one by one

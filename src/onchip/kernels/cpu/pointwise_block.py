@@ -7,7 +7,7 @@ from onchip.kernels.cpu.function import apply, combine
 from onchip.kernels.cpu.jit import ALL, code_call, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.threads import run_pieces
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 BLOCK = 1024  # numbers: 4 KiB of each value
 FEW = 16  # blocks of a thread: for fewer it is not woken

@@ -26,11 +26,11 @@ from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.cpu.tile import LINE_PANELS, PANEL, aligned_zeros, multiply_line, pack, packed_size, padded
 from onchip.kernels.pointwise import RELU, SIGMOID, TANH
+from onchip.network.graph import Network, Node
+from onchip.network.layers import GRU, LSTM, RNN, Linear, Recurrent
+from onchip.network.recipe import Array, Recipe, as_is, recipe_op
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import GRU, LSTM, RNN, Linear, Recurrent
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 
 _LSTM, _GRU_AFTER, _GRU_BEFORE, _RNN_TANH, _RNN_RELU = range(5)
 _SEQUENCE, _LAST, _CELL = range(3)

@@ -18,11 +18,11 @@ from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.launches import CompiledLaunch, Launch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
+from onchip.network.graph import Network
+from onchip.network.layers import ArgMax, ArgMin, GlobalMax, GlobalMean, GlobalMin, GlobalNorm, GlobalSum, Layer
+from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import ArgMax, ArgMin, GlobalMax, GlobalMean, GlobalMin, GlobalNorm, GlobalSum, Layer
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
 
 _KINDS: tuple[type[Layer], ...] = (GlobalMax, GlobalMin, GlobalSum, GlobalMean, GlobalNorm, ArgMax, ArgMin)  # by codes
 MAX, _MIN, _SUM, _MEAN, _NORM, _ARG_MAX, _ARG_MIN = range(7)

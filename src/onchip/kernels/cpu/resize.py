@@ -21,13 +21,13 @@ from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.selection import axis_taps, may_turn, resize_parts
+from onchip.network.graph import Network
+from onchip.network.layers import LinearResize
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS
-from onchip.spec.layers import LinearResize
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
-from onchip.spec.types import TensorType
 
 _TASK_NUMBERS = 1 << 12  # of y that a thread takes at a time, at least
 _NUMBER_BYTES = 12  # of a copy in the time of a number that is looked up by itself

@@ -16,11 +16,11 @@ from onchip.kernels.cpu.launches import CompiledLaunch, Launch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, IDENTITY
+from onchip.network.graph import Network
+from onchip.network.layers import Elementwise, Layer, LogSoftmax, Softmax
+from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import Elementwise, Layer, LogSoftmax, Softmax
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
 
 _BLOCK_NUMBERS = 1 << 12  # that a thread takes at a time, at least
 _THREAD_NUMBERS = 1 << 13  # for fewer a thread is not woken

@@ -29,12 +29,12 @@ from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.scan_blocks import STREAM_ALIGNMENT
 from onchip.kernels.cpu.scan_parts import COPY, JOIN, SCAN, SEGMENT, TOTAL, WALK, Job, column_part, row_part
 from onchip.kernels.cpu.threads import run_pieces, start_helpers
+from onchip.network.graph import Network
+from onchip.network.layers import CumSum
+from onchip.network.recipe import Array
+from onchip.network.scan_op import DTYPES, ScanOp
 from onchip.plan import kernel as plan
 from onchip.plan.device import Device
-from onchip.spec.layers import CumSum
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
-from onchip.spec.scan_op import DTYPES, ScanOp
 
 PIECE = 1 << 20  # numbers; a part of a row that begins at a multiple of it continues the row to the bit
 _MOST_COLUMNS = 1024  # of a lane: runs of 4 KiB in memory

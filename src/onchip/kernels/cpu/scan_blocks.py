@@ -23,7 +23,7 @@ from llvmlite import ir
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import INT, INT32
 from onchip.kernels.cpu.late_numba import cgutils, intrinsic, types
-from onchip.spec.scan_op import OPS, ScanOp
+from onchip.network.scan_op import OPS, ScanOp
 
 BLOCK = 16
 STRIP = 4 * BLOCK  # columns side by side

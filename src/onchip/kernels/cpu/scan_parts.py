@@ -37,7 +37,7 @@ from onchip.kernels.cpu.scan_blocks import (
     total_row,
     total_strip,
 )
-from onchip.spec.scan_op import OPS, ScanOp
+from onchip.network.scan_op import OPS, ScanOp
 
 SEGMENT = 1 << 14  # numbers of a row in a part: with what is fetched ahead they stay in L2
 COPY, TOTAL, JOIN, SCAN, WALK = range(5)  # tasks

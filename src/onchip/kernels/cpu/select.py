@@ -19,13 +19,13 @@ from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.selection import may_turn, tables_for
+from onchip.network.graph import Network
+from onchip.network.layers import Selection
+from onchip.network.recipe import Array
+from onchip.network.types import DTYPE_BYTES, numpy_dtype
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS
-from onchip.spec.layers import Selection
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
-from onchip.spec.types import DTYPE_BYTES, numpy_dtype
 
 _TASK_NUMBERS = 1 << 13  # of y that a thread takes at a time, at least
 _SHORT = 16  # numbers of a stretch, on average

@@ -20,13 +20,13 @@ from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.reduce import MAX, reduce_columns, reduce_row
 from onchip.kernels.cpu.threads import run_pieces
+from onchip.network.graph import Network
+from onchip.network.layers import SequenceMax
+from onchip.network.recipe import Array
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
-from onchip.spec.layers import SequenceMax
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
-from onchip.spec.types import DTYPE_BYTES
 
 _TASK_NUMBERS = 1 << 12  # that a thread takes at a time, at least
 _ZERO = np.float32(0)

@@ -17,11 +17,11 @@ from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
+from onchip.network.graph import Network
+from onchip.network.layers import CumSum
+from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import CumSum
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array
 
 MOST_NUMBERS = 1 << 10  # of a row
 _TASK_NUMBERS = 1 << 12  # that a thread takes at a time, at least

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from onchip.kernels.chain import is_closed
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     Add,
     Div,
     Dropout,
@@ -28,8 +29,7 @@ from onchip.spec.layers import (
     Slice,
     Softmax,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 Scales = tuple[tuple[str, str], ...]  # weights of one number, and what is done with each: Mul or Div
 

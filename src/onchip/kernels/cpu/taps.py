@@ -23,11 +23,11 @@ from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Gather, GlobalSum, Layer, Mask, Mul, Reshape
+from onchip.network.recipe import Array, Recipe, as_is
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import Gather, GlobalSum, Layer, Mask, Mul, Reshape
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, as_is
 
 _TASK_ELEMENTS = 1 << 12  # of y that a thread takes at a time, at least
 _TOGETHER = LANES  # lines that are summed as one where the axis is the last: vectors run across them

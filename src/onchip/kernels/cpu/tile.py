@@ -23,7 +23,7 @@ from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.vectors import HAS_FMA, VECTOR_BYTES, VECTOR_REGISTERS
-from onchip.spec.recipe import Array, Recipe, recipe_op
+from onchip.network.recipe import Array, Recipe, recipe_op
 
 # A tile is ROWS_WIDE rows by VECS_WIDE vectors, a panel, where that many columns are left; else ROWS_NARROW rows by
 # two vectors or one. With 32 registers of AVX-512, 6 x 4 beats 4 x 4 by 3 to 11 %, 5 x 4 and 7 x 4 by 5 %: fewer loads

@@ -34,12 +34,12 @@ from onchip.kernels.fp8_tables import in_fp8, peaks_of, table_peaks
 from onchip.kernels.fp8_tables import scales as channel_scales
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.kernels.token_branches import REFUSED, find_branches
+from onchip.network.graph import Network
+from onchip.network.layers import TokenConv
+from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import TokenConv
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
-from onchip.spec.types import DTYPE_BYTES
 
 _STORED = {
     "fp32": ("float32", FLOAT32), "fp16": ("int16", FLOAT16), "bf16": ("int16", BFLOAT16), "fp8": ("uint8", FLOAT8),

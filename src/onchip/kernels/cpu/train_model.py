@@ -10,7 +10,7 @@ import numpy as np
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.jit import address, build_array, compiled, int_at, ints_at, prefetch
 from onchip.kernels.cpu.late_numba import intrinsic, types
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 CROSS_ENTROPY, HALF_SSE, MSE = range(3)
 SGD, MOMENTUM, ADAM = range(3)

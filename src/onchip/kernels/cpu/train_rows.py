@@ -26,7 +26,7 @@ from onchip.kernels.cpu.train_model import (
     table_at,
 )  # fmt: skip
 from onchip.kernels.pointwise import LEAKY, RELU, SIGMOID, TANH
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 FETCH_ROWS = 8  # of the first layer that are asked for at a time: few enough not to wait for each other
 _ZERO, _ONE, _NO_FLOOR = np.float32(0), np.float32(1), np.float32(-np.inf)

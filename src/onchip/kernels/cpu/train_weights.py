@@ -28,7 +28,7 @@ from onchip.kernels.cpu.train_model import (
     tasks_at,
 )  # fmt: skip
 from onchip.kernels.training import BETA1, BETA2, CLIP_EPS, EPS
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 SUM_ROWS = 128  # rows of a gradient's sum at a time: what they read stays in L1 while a piece of weights passes over it
 TASK_K = 64  # rows of a weight matrix in one piece

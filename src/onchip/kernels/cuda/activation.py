@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.kernels.pointwise import ACTIVATIONS, OPERATIONS, operation_of
-from onchip.spec.layers import Elementwise
+from onchip.network.layers import Elementwise
 
 # As product.cuh counts them, from 1 on.
 ACTIVATION_ROWS = tuple(row for row in OPERATIONS if row.layer in ACTIVATIONS)

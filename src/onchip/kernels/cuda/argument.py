@@ -22,10 +22,10 @@ from onchip.kernels.cuda.program import (
     Steps,
     in_line,
 )
+from onchip.network.graph import Network
+from onchip.network.layers import ArgMax, ArgMin
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import ArgMax, ArgMin
-from onchip.spec.network import Network
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -30,11 +30,11 @@ from onchip.kernels.cuda.program import (
     in_line,
 )
 from onchip.kernels.cuda.strided import Heads
+from onchip.network.graph import Network
+from onchip.network.layers import MatMul
+from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.spec.layers import MatMul
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe, recipe_op
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

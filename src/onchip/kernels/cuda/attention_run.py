@@ -14,8 +14,8 @@ import numpy as np
 
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.strided import Heads, View
-from onchip.spec.layers import Add, MatMul, Mul, Permute, Reshape, Slice, Softmax
-from onchip.spec.network import Network, Node
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, MatMul, Mul, Permute, Reshape, Slice, Softmax
 
 MOST_NODES = 64  # that are looked at from one on: long runs of moves lead nowhere
 

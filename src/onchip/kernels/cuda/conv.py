@@ -27,13 +27,13 @@ from onchip.kernels.cuda.program import (
     Weight,
 )
 from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Convolution, Elementwise, Layer, TransposedConvolution
+from onchip.network.layers.conv import conv_groups, geometry
+from onchip.network.recipe import Recipe, as_is, transposed
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
-from onchip.spec.layers import Convolution, Elementwise, Layer, TransposedConvolution
-from onchip.spec.layers.conv import conv_groups, geometry
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe, as_is, transposed
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onchip.kernels.cuda.conv import Geometry
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 NO_TAP = -1
 Table = tuple[tuple[int, ...], ...]

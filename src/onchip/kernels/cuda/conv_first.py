@@ -52,13 +52,13 @@ from onchip.kernels.cuda.program import (
 )
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.kernels.token_branches import never_falls
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Cast, Elementwise, MaxPool1d, MaxPool2d, ToPixels
+from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
-from onchip.spec.layers import Cast, Elementwise, MaxPool1d, MaxPool2d, ToPixels
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
-from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -27,7 +27,7 @@ from onchip.kernels.cuda.program import (
     TensorMap,
     UInt32,
 )
-from onchip.spec.layers import Elementwise
+from onchip.network.layers import Elementwise
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)

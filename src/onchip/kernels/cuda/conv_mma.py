@@ -12,10 +12,10 @@ from onchip.kernels.cuda.pool import POOLS
 from onchip.kernels.cuda.product_wgmma import multiplied_weight
 from onchip.kernels.cuda.program import NUMBERS
 from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Cast, Convolution, Elementwise, Layer, ToPixels, TransposedConvolution
+from onchip.network.recipe import Array, Recipe
 from onchip.plan.kernel import Price
-from onchip.spec.layers import Cast, Convolution, Elementwise, Layer, ToPixels, TransposedConvolution
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe
 
 THREADS = 256
 PART = 32  # terms of a sum of float32

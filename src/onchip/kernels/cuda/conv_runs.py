@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.program import NUMBERS
 from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Cast, Convolution, Elementwise, TransposedConvolution
 from onchip.plan.kernel import Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
-from onchip.spec.layers import Add, Cast, Convolution, Elementwise, TransposedConvolution
-from onchip.spec.network import Network, Node
 
 
 @dataclass(frozen=True)

@@ -40,14 +40,14 @@ from onchip.kernels.cuda.program import (
     Weight,
     WindowMap,
 )
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Elementwise
+from onchip.network.layers.conv import conv_groups
+from onchip.network.recipe import Array, Recipe, as_is, op_name, recipe_op
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.plan.plan import values_read
-from onchip.spec.layers import Elementwise
-from onchip.spec.layers.conv import conv_groups
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, as_is, op_name, recipe_op
-from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 # Of the rate of products, in 16 bits: 0.70 to 0.86 of six convolutions, 3x3 with 16 to 96 channels, 4,096 images, H200.

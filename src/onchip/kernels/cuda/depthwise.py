@@ -28,14 +28,14 @@ from onchip.kernels.cuda.program import (
 )
 from onchip.kernels.cuda.window import Axis, Windows, axes_of
 from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Convolution, Elementwise
+from onchip.network.layers.conv import conv_groups
+from onchip.network.recipe import Recipe, as_is, transposed
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
-from onchip.spec.layers import Convolution, Elementwise
-from onchip.spec.layers.conv import conv_groups
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe, as_is, transposed
-from onchip.spec.types import DTYPE_BYTES
 
 ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.conv import Geometry, geometry_of
 from onchip.kernels.cuda.conv_mma import activation_of, are_numbers, convolution_of, find_nodes
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Cast, Convolution, Elementwise, Permute, ToPixels, TransposedConvolution
 from onchip.plan.kernel import Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import Cast, Convolution, Elementwise, Permute, ToPixels, TransposedConvolution
-from onchip.spec.network import Network, Node
 
 MOST_CHANNELS = 16  # of y: more of them fill tiles by themselves
 LEAST_CHANNELS = 16  # of x: fewer leave a step empty

@@ -29,13 +29,13 @@ from onchip.kernels.cuda.program import (
     in_line,
 )
 from onchip.kernels.cuda.strided import View
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Concat, Embedding, Reshape, Slice
+from onchip.network.layers.base import row_axis
+from onchip.network.recipe import Recipe, as_is
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import Concat, Embedding, Reshape, Slice
-from onchip.spec.layers.base import row_axis
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe, as_is
-from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -26,11 +26,11 @@ from onchip.kernels.cuda.program import (
     Weight,
     in_line,
 )
+from onchip.network.graph import Network, Node
+from onchip.network.layers import MatMul
+from onchip.network.recipe import Recipe, as_is
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.spec.layers import MatMul
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe, as_is
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -29,10 +29,10 @@ from onchip.kernels.cuda.program import (
     Steps,
     in_line,
 )
+from onchip.network.graph import Network
+from onchip.network.layers import MatMul
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.spec.layers import MatMul
-from onchip.spec.network import Network
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -30,10 +30,10 @@ from onchip.kernels.cuda.program import (
 from onchip.kernels.cuda.train_layer import find_layers, split_evenly
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import trained_chain, why_not_plain
+from onchip.network.build import mlp
+from onchip.network.graph import Network
 from onchip.plan.device import H200, Device
 from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
-from onchip.spec.build import mlp
-from onchip.spec.network import Network
 
 ARCHITECTURES = ("sm_90a",)
 SOURCE = Path(__file__).parent / "mlp_by_layers.cu"

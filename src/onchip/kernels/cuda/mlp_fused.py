@@ -34,11 +34,11 @@ from onchip.kernels.cuda.program import (
     Weight,
 )
 from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.build import mlp
+from onchip.network.graph import Network
+from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.build import mlp
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe, recipe_op
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

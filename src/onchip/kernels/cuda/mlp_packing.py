@@ -13,8 +13,8 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.kernels.chain import Chain, Dense
-from onchip.spec.recipe import Array, Recipe, recipe_op
-from onchip.spec.types import DTYPE_BYTES, numpy_dtype
+from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.network.types import DTYPE_BYTES, numpy_dtype
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,12 @@ from onchip.kernels.cuda.program import (
     Weight,
 )
 from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.graph import Network
+from onchip.network.layers import Elementwise
+from onchip.network.recipe import Recipe, as_is
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import Elementwise
-from onchip.spec.network import Network
-from onchip.spec.recipe import Recipe, as_is
-from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)

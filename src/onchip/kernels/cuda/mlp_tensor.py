@@ -37,12 +37,12 @@ from onchip.kernels.cuda.program import (
     Weight,
 )
 from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.build import mlp
+from onchip.network.graph import Network
+from onchip.network.io import short_name, with_io
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.build import mlp
-from onchip.spec.io import short_name, with_io
-from onchip.spec.network import Network
-from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

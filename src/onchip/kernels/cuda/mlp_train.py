@@ -37,10 +37,10 @@ from onchip.kernels.cuda.train_layer import ROW_FLOATS, TrainLayer, find_layers,
 from onchip.kernels.cuda.train_tiling import Tiling, choose_tiling, product_clocks
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import why_not_trained
+from onchip.network.build import mlp
+from onchip.network.graph import Network
 from onchip.plan.device import Device
 from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Price, Refusal
-from onchip.spec.build import mlp
-from onchip.spec.network import Network
 
 ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).parent / "mlp_train.cu"

@@ -27,10 +27,10 @@ from onchip.kernels.cuda.program import (
 from onchip.kernels.cuda.train_layer import find_layers, gives, tally_struct
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import trained_chain
+from onchip.network.build import mlp
+from onchip.network.graph import Network
 from onchip.plan.device import Device
 from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
-from onchip.spec.build import mlp
-from onchip.spec.network import Network
 
 ARCHITECTURES = ("sm_90a",)
 PIXELS_SOURCE = Path(__file__).parent / "mlp_train_pixels.cu"

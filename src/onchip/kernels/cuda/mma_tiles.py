@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import Budget
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import H200, Device
-from onchip.spec.types import DTYPE_BYTES
 
 PART = 32  # terms of a sum of float32
 UNITS = 4  # of k, in a row of a slice: 16 bytes of w each

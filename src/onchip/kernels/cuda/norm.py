@@ -30,13 +30,13 @@ from onchip.kernels.cuda.program import (
     Weight,
     in_line,
 )
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, RowNorm
+from onchip.network.layers.norm import NormParts
+from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import Add, RowNorm
-from onchip.spec.layers.norm import NormParts
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
-from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -20,7 +20,7 @@ from onchip.kernels.cuda.program import (
     UInt32,
     in_line,
 )
-from onchip.spec.recipe import Array, recipe_op
+from onchip.network.recipe import Array, recipe_op
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)

@@ -29,12 +29,12 @@ from onchip.kernels.cuda.program import (
     UInt32,
     in_line,
 )
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Cast, Permute
+from onchip.network.types import DTYPE_BYTES, TensorType
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying
-from onchip.spec.layers import Cast, Permute
-from onchip.spec.network import Network, Node
-from onchip.spec.types import DTYPE_BYTES, TensorType
 
 ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")

@@ -51,12 +51,12 @@ from onchip.kernels.cuda.program import (
     Steps,
     Struct,
 )
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Cast, Reshape
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 from onchip.plan.plan import values_read
-from onchip.spec.layers import Cast, Reshape
-from onchip.spec.network import Network, Node
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

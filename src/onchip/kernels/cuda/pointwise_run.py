@@ -16,7 +16,8 @@ from typing import cast
 from onchip.kernels.batch_norm import batch_norm_parts
 from onchip.kernels.cuda.program import Input, Int64, Memory, Output, StatusWord, Weight
 from onchip.kernels.pointwise import BINARY, UNARY, Operation, may_divide_by_zero, operation_of
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     ELU,
     Add,
     BatchNorm1d,
@@ -40,9 +41,8 @@ from onchip.spec.layers import (
     Sub,
     ToInts,
 )
-from onchip.spec.layers.cast import Whole
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe, as_is
+from onchip.network.layers.cast import Whole
+from onchip.network.recipe import Recipe, as_is
 
 # As pointwise.cu has them.
 MOST_OPERANDS, MOST_OUTPUTS, MOST_STEPS, MOST_LEVELS = 12, 6, 64, 6

@@ -20,11 +20,11 @@ from onchip.kernels.cuda.program import (
     Steps,
 )
 from onchip.kernels.cuda.window import Axis, Windows, axes_of
+from onchip.network.graph import Network, Node
+from onchip.network.layers import AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
-from onchip.spec.network import Network, Node
-from onchip.spec.types import DTYPE_BYTES
 
 ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")

@@ -31,13 +31,13 @@ from onchip.kernels.cuda.program import (
 )
 from onchip.kernels.cuda.token_slices import narrow_tables, split_tables, token_slices, token_taps
 from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Elementwise, Linear
+from onchip.network.recipe import Array, Recipe, as_is, op_name, recipe_op, transposed
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
-from onchip.spec.layers import Elementwise, Linear
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, as_is, op_name, recipe_op, transposed
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -31,11 +31,11 @@ from onchip.kernels.cuda.program import (
 )
 from onchip.kernels.cuda.residual import Residual, residuals
 from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.graph import Network
+from onchip.network.layers import Elementwise
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.spec.layers import Elementwise
-from onchip.spec.network import Network
-from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -28,11 +28,11 @@ from onchip.kernels.cuda.product_windows import (
     tap_weight,
 )
 from onchip.kernels.cuda.program import NUMBERS, StatusWord
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Conv1d, Embedding, Linear, Permute, Reshape
+from onchip.network.recipe import Array, Recipe, as_is, recipe_op
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
-from onchip.spec.layers import Conv1d, Embedding, Linear, Permute, Reshape
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 
 __all__ = ["ARCHITECTURES", "INSTANCES", "ProductGather", "spread_rows"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.spec.types import DTYPE_BYTES
 
 # The chips that we compile for. A kernel says which of them it is for: ARCHITECTURES in its module.
 EVERY_CHIP = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")

@@ -43,10 +43,10 @@ from onchip.kernels.cuda.token_slices import (
     token_taps,
 )
 from onchip.kernels.fp8_tables import table_peaks
+from onchip.network.recipe import Array, Recipe, as_is, op_name, transposed
 from onchip.plan.device import Device
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
-from onchip.spec.recipe import Array, Recipe, as_is, op_name, transposed
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

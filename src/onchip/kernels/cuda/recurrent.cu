@@ -11,7 +11,7 @@
 //         added: the same whatever ROWS is.
 // Layout  x (N, S, D, G, H), states before the first step (N, D, H) or none, y (N, S, D, H) or, of the last step,
 //         (N, D, H). R (D, H from, H to, G); of GruBefore z and r (D, H, H, 2), then n (D, H, H). Gates are in the order of
-//         spec/layers/recurrent.py.
+//         network/layers/recurrent.py.
 // Shared  2 H * sequences of the block for the states, and H * sequences for cells or for z.
 // Limits  Sizes are run-time values; float32, float16, bfloat16 in float32, float64; states of one sequence at least must
 //         fit: H up to 19,370 with 227 KB, half of that in float64; sm_80 up.

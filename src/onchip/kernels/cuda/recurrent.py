@@ -26,11 +26,11 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.network.graph import Network, Node
+from onchip.network.layers import GRU, LSTM, RNN, Recurrent
+from onchip.network.recipe import Array, Recipe, as_is, recipe_op
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import GRU, LSTM, RNN, Recurrent
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -21,10 +21,10 @@ from onchip.kernels.cuda.program import (
     UInt32,
 )
 from onchip.kernels.cuda.recurrent import RecurrentShape, gate_recipes, moved_bytes
+from onchip.network.graph import Network
+from onchip.network.layers import Recurrent
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import Recurrent
-from onchip.spec.network import Network
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -29,12 +29,12 @@ from onchip.kernels.cuda.program import (
 )
 from onchip.kernels.cuda.recurrent import RecurrentShape
 from onchip.kernels.cuda.recurrent_held import MOST_BLOCKS, WITHOUT_CLUSTERS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Linear, Recurrent
+from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import Linear, Recurrent
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, recipe_op
-from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

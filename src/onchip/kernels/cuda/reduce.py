@@ -31,10 +31,8 @@ from onchip.kernels.cuda.program import (
     Steps,
     UInt32,
 )
-from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying, row_axis_lying
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     AvgPool1d,
     AvgPool2d,
     GlobalMax,
@@ -46,8 +44,10 @@ from onchip.spec.layers import (
     LogSoftmax,
     Softmax,
 )
-from onchip.spec.network import Network, Node
-from onchip.spec.types import DTYPE_BYTES, TensorType
+from onchip.network.types import DTYPE_BYTES, TensorType
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying, row_axis_lying
 
 ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from onchip.kernels.chain import Chain, forward_price, is_closed
 from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.graph import Network
+from onchip.network.layers import Add, Cast
 from onchip.plan.kernel import Price
-from onchip.spec.layers import Add, Cast
-from onchip.spec.network import Network
 
 
 @dataclass(frozen=True)

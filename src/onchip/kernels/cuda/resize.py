@@ -30,13 +30,13 @@ from onchip.kernels.cuda.program import (
 )
 from onchip.kernels.cuda.select import MOST_WORDS
 from onchip.kernels.selection import ResizeParts, axis_taps, may_turn, resize_parts
+from onchip.network.graph import Network
+from onchip.network.layers import LinearResize
+from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS
-from onchip.spec.layers import LinearResize
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe, recipe_op
-from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -29,12 +29,12 @@ from onchip.kernels.cuda.program import (
     UInt32,
     in_line,
 )
+from onchip.network.graph import Network
+from onchip.network.layers import CumSum
+from onchip.network.scan_op import ScanOp
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import CumSum
-from onchip.spec.network import Network
-from onchip.spec.scan_op import ScanOp
-from onchip.spec.types import DTYPE_BYTES
 
 ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent

@@ -27,13 +27,13 @@ from onchip.kernels.cuda.program import (
     in_line,
 )
 from onchip.kernels.selection import may_turn, tables_for
+from onchip.network.graph import Network
+from onchip.network.layers import LAYERS, Selection
+from onchip.network.recipe import Array, Attribute, Recipe, recipe_op
+from onchip.network.types import DTYPE_BYTES, numpy_dtype
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS
-from onchip.spec.layers import LAYERS, Selection
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Attribute, Recipe, recipe_op
-from onchip.spec.types import DTYPE_BYTES, numpy_dtype
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

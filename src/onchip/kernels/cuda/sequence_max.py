@@ -21,11 +21,11 @@ from onchip.kernels.cuda.program import (
     Steps,
     in_line,
 )
+from onchip.network.graph import Network
+from onchip.network.layers import SequenceMax
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
-from onchip.spec.layers import SequenceMax
-from onchip.spec.network import Network
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onchip.spec.layers import Permute, Reshape, Slice
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Permute, Reshape, Slice
+from onchip.network.recipe import Array
 
 
 @dataclass(frozen=True)

@@ -49,13 +49,13 @@ from onchip.kernels.cuda.token_slices import (
 from onchip.kernels.fp8_tables import FP8, peaks_of, table_peaks
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.kernels.token_branches import REFUSED, Branch, Branches, find_branches
+from onchip.network.graph import Network
+from onchip.network.layers import Elementwise, TokenConv
+from onchip.network.recipe import Recipe, as_is, op_name
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.rewrites.embedding import token_tables
-from onchip.spec.layers import Elementwise, TokenConv
-from onchip.spec.network import Network
-from onchip.spec.recipe import Recipe, as_is, op_name
-from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -26,9 +26,9 @@ from onchip.kernels.cuda.program import (
 )
 from onchip.kernels.cuda.reduce import along
 from onchip.kernels.fp8_tables import FP8, in_fp8, peaks_of
+from onchip.network.recipe import Array, Recipe, recipe_op, sliced_op
+from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.spec.recipe import Array, Recipe, recipe_op, sliced_op
-from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

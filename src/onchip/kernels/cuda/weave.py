@@ -26,13 +26,13 @@ from onchip.kernels.cuda.program import (
     UInt32,
     in_line,
 )
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Concat, Interleave
+from onchip.network.layers.base import row_axis
+from onchip.network.types import DTYPE_BYTES, TensorType
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels, lying
-from onchip.spec.layers import Concat, Interleave
-from onchip.spec.layers.base import row_axis
-from onchip.spec.network import Network, Node
-from onchip.spec.types import DTYPE_BYTES, TensorType
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP

@@ -8,8 +8,8 @@ from dataclasses import astuple, dataclass
 
 from onchip.kernels.cuda.divide import divider, index_of
 from onchip.kernels.cuda.program import LaunchConfig, Struct, in_line
-from onchip.spec.layers import Layer
-from onchip.spec.layers.conv import geometry
+from onchip.network.layers import Layer
+from onchip.network.layers.conv import geometry
 
 THREADS = 256
 MOST = 1 << 28  # of an axis: ints count it and the reach of a few windows

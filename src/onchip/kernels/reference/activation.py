@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.error_function import erfc
-from onchip.spec.layers import (
+from onchip.network.error_function import erfc
+from onchip.network.layers import (
     ELU,
     GELU,
     SELU,
@@ -26,7 +26,7 @@ from onchip.spec.layers import (
     Softsign,
     Tanh,
 )
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 _TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715  # of GELU's approximation
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import ArgMax, ArgMin, ArgTopK, TopK
-from onchip.spec.recipe import Array
+from onchip.network.layers import ArgMax, ArgMin, ArgTopK, TopK
+from onchip.network.recipe import Array
 
 
 @forward_of(ArgMax, ArgMin)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from onchip.spec.layers import Layer
-from onchip.spec.recipe import Array
+from onchip.network.layers import Layer
+from onchip.network.recipe import Array
 
 Arrays = tuple[Array, ...]
 Weights = Mapping[str, Array]  # role -> array

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import Cast, ToInts
-from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
+from onchip.network.layers import Cast, ToInts
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
 
 
 @forward_of(Cast)

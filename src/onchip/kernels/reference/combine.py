@@ -9,8 +9,8 @@ from functools import reduce
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.divisors import check_divisors
-from onchip.spec.layers import (
+from onchip.network.divisors import check_divisors
+from onchip.network.layers import (
     Add,
     Concat,
     Div,
@@ -28,7 +28,7 @@ from onchip.spec.layers import (
     PReLU,
     Sub,
 )
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 
 @forward_of(Add)

@@ -11,7 +11,7 @@ import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
 from onchip.kernels.reference.windows import fold, unfold
-from onchip.spec.layers import (
+from onchip.network.layers import (
     Conv1d,
     Conv2d,
     Convolution,
@@ -20,9 +20,9 @@ from onchip.spec.layers import (
     Layer,
     TransposedConvolution,
 )
-from onchip.spec.layers.conv import conv_groups, geometry, window_counts
-from onchip.spec.recipe import Array
-from onchip.spec.types import TensorType
+from onchip.network.layers.conv import conv_groups, geometry, window_counts
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType
 
 
 @forward_of(Conv1d, Conv2d)

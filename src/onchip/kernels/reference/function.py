@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from onchip.kernels.reference.base import BACKWARD, FORWARD, Arrays, Backward, Forward, Gradients, Weights
-from onchip.spec.error_function import erf
-from onchip.spec.layers import Abs, Atan, Ceil, Cos, Erf, Exp, Floor, Layer, Log, Reciprocal, Round, Sign, Sin, Sqrt
-from onchip.spec.recipe import Array
+from onchip.network.error_function import erf
+from onchip.network.layers import Abs, Atan, Ceil, Cos, Erf, Exp, Floor, Layer, Log, Reciprocal, Round, Sign, Sin, Sqrt
+from onchip.network.recipe import Array
 
 # Layer -> y of x, and dy / dx of x and y.
 _FUNCTIONS: dict[type[Layer], tuple[Callable[[Array], Array], Callable[[Array, Array], Array]]] = {

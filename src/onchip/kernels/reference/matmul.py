@@ -6,8 +6,8 @@ import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
 from onchip.kernels.reference.combine import operands, unstretched
-from onchip.spec.layers import MatMul
-from onchip.spec.recipe import Array
+from onchip.network.layers import MatMul
+from onchip.network.recipe import Array
 
 
 @forward_of(MatMul)

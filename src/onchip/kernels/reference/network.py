@@ -9,9 +9,9 @@ import numpy as np
 from onchip.errors import InputError
 from onchip.kernels.reference.base import BACKWARD, FORWARD
 from onchip.kernels.reference.training import batch_loss
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Made, materialise
-from onchip.spec.types import DTYPE_BYTES, numpy_dtype
+from onchip.network.graph import Network, Node
+from onchip.network.recipe import Array, Made, materialise
+from onchip.network.types import DTYPE_BYTES, numpy_dtype
 
 
 def forward_all(net: Network, x: Array | tuple[Array, ...], dtype: str = "float64") -> dict[str, Array]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import GroupNorm, LayerNorm, RMSNorm, RowNorm
-from onchip.spec.recipe import Array
-from onchip.spec.types import BATCH, TensorType
+from onchip.network.layers import GroupNorm, LayerNorm, RMSNorm, RowNorm
+from onchip.network.recipe import Array
+from onchip.network.types import BATCH, TensorType
 
 
 @forward_of(LayerNorm, RMSNorm, GroupNorm)

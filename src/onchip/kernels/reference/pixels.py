@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Weights, forward_of
-from onchip.spec.layers import ToPixels
-from onchip.spec.recipe import Array
+from onchip.network.layers import ToPixels
+from onchip.network.recipe import Array
 
 
 @forward_of(ToPixels)

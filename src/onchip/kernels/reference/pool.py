@@ -10,7 +10,7 @@ import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
 from onchip.kernels.reference.windows import Places, fold, pad, taps
-from onchip.spec.layers import (
+from onchip.network.layers import (
     AvgPool1d,
     AvgPool2d,
     GlobalMax,
@@ -22,9 +22,9 @@ from onchip.spec.layers import (
     MaxPool2d,
     SequenceMax,
 )
-from onchip.spec.layers.conv import geometry, window_counts
-from onchip.spec.recipe import Array
-from onchip.spec.types import TensorType
+from onchip.network.layers.conv import geometry, window_counts
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType
 
 MaxPool = MaxPool1d | MaxPool2d
 AvgPool = AvgPool1d | AvgPool2d

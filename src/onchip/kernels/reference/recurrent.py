@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import GRU, LSTM, RNN
-from onchip.spec.layers.recurrent import Recurrent
-from onchip.spec.recipe import Array
+from onchip.network.layers import GRU, LSTM, RNN
+from onchip.network.layers.recurrent import Recurrent
+from onchip.network.recipe import Array
 
 
 @forward_of(LSTM, GRU, RNN)

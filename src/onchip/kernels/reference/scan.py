@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import CumSum
-from onchip.spec.recipe import Array
-from onchip.spec.scan_op import ScanOp
+from onchip.network.layers import CumSum
+from onchip.network.recipe import Array
+from onchip.network.scan_op import ScanOp
 
 _UFUNCS: dict[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
 _PIECE = 1 << 16  # numbers of a row that are held in the widest type at a time

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import Gather, NearestResize, Pad, Selection, Slice, Tile
-from onchip.spec.recipe import Array
+from onchip.network.layers import Gather, NearestResize, Pad, Selection, Slice, Tile
+from onchip.network.recipe import Array
 
 _KINDS = (Slice, Gather, Pad, Tile, NearestResize)
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import Dropout, Identity, Permute, Reshape
-from onchip.spec.recipe import Array
+from onchip.network.layers import Dropout, Identity, Permute, Reshape
+from onchip.network.recipe import Array
 
 
 @forward_of(Identity, Dropout)

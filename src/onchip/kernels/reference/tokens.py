@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import Embedding, TokenConv
-from onchip.spec.recipe import Array
-from onchip.spec.tokens import check_token_ids
+from onchip.network.layers import Embedding, TokenConv
+from onchip.network.recipe import Array
+from onchip.network.tokens import check_token_ids
 
 _NO_TOKEN = -1
 

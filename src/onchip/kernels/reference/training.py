@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from onchip.kernels.reference.activation import log_softmax
-from onchip.spec.layers import LogSoftmax
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, materialise
+from onchip.network.graph import Network
+from onchip.network.layers import LogSoftmax
+from onchip.network.recipe import Array, materialise
 
 
 def cross_entropy(logits: Array, classes: Array, smoothing: float = 0.0) -> tuple[Array, Array]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from onchip.spec.layers import Embedding, TokenConv
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Made, Weight, materialise
+from onchip.network.graph import Network
+from onchip.network.layers import Embedding, TokenConv
+from onchip.network.recipe import Array, Made, Weight, materialise
 
 
 def with_arrays(net: Network) -> Network:

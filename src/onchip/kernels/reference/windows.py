@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from onchip.spec.recipe import Array
+from onchip.network.recipe import Array
 
 Sizes = Sequence[int]
 Places = tuple[slice, ...]

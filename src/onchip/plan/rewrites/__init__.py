@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from onchip.network.graph import Network
 from onchip.plan.rewrites.batchnorm import fold_batchnorm
 from onchip.plan.rewrites.beside import merge_beside
 from onchip.plan.rewrites.channels_last import make_channels_last
@@ -24,7 +25,6 @@ from onchip.plan.rewrites.one_window import multiply_windows
 from onchip.plan.rewrites.phases import activate_phases, split_phases
 from onchip.plan.rewrites.row_norm import fold_scales
 from onchip.plan.rewrites.trim import trim_convs
-from onchip.spec.network import Network
 
 __all__ = [
     "REWRITES", "absorb_permutes", "activate_phases", "drop_idle", "drop_stretches", "drop_unread", "fold_batchnorm",

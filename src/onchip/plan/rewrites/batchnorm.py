@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from onchip.network.graph import Network, Node
+from onchip.network.layers import BatchNorm1d, BatchNorm2d, Convolution, Linear, TransposedConvolution
+from onchip.network.layers.conv import conv_groups, geometry
+from onchip.network.layers.norm import factor_and_shift
+from onchip.network.recipe import Array, Attribute, recipe_op
+from onchip.network.types import TensorType
 from onchip.plan.rewrites.edit import Draft, Moves, Told, moves_as_data, moves_before, moves_behind, origin
-from onchip.spec.layers import BatchNorm1d, BatchNorm2d, Convolution, Linear, TransposedConvolution
-from onchip.spec.layers.conv import conv_groups, geometry
-from onchip.spec.layers.norm import factor_and_shift
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Attribute, recipe_op
-from onchip.spec.types import TensorType
 
 
 def fold_batchnorm(net: Network) -> Told:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Linear, Slice
 from onchip.plan.rewrites.convs import concatenated, concatenated_biases
 from onchip.plan.rewrites.edit import Draft, Told
-from onchip.spec.layers import Linear, Slice
-from onchip.spec.network import Network, Node
 
 
 def merge_beside(net: Network) -> Told:

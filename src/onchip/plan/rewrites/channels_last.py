@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Convolution, Elementwise, Linear, Permute, Reshape, TransposedConvolution
 from onchip.plan.layout import has_channels
 from onchip.plan.rewrites.edit import Draft, Told
 from onchip.plan.rewrites.linear import rows_in_order
-from onchip.spec.layers import Convolution, Elementwise, Linear, Permute, Reshape, TransposedConvolution
-from onchip.spec.network import Network, Node
 
 
 def make_channels_last(net: Network) -> Told:

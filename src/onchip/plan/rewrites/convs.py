@@ -7,8 +7,8 @@ import itertools
 
 import numpy as np
 
-from onchip.plan.rewrites.edit import Draft, Told
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
     AvgPool1d,
     AvgPool2d,
     Concat,
@@ -19,9 +19,9 @@ from onchip.spec.layers import (
     MaxPool1d,
     MaxPool2d,
 )
-from onchip.spec.layers.conv import conv_groups
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, recipe_op
+from onchip.network.layers.conv import conv_groups
+from onchip.network.recipe import Array, recipe_op
+from onchip.plan.rewrites.edit import Draft, Told
 
 
 def merge_convs(net: Network) -> Told:

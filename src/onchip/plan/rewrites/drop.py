@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Broadcast, Cast, Concat, Identity, LinearResize, Permute, Reshape, Selection, Tile
 from onchip.plan.rewrites.edit import Draft, Told
-from onchip.spec.layers import Broadcast, Cast, Concat, Identity, LinearResize, Permute, Reshape, Selection, Tile
-from onchip.spec.network import Network, Node
 
 
 def drop_unread(net: Network) -> Told:

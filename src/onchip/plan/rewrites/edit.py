@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from onchip.spec.layers import Permute, Reshape
-from onchip.spec.names import free_name
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Attribute, Recipe, Weight
-from onchip.spec.types import DTYPE_BYTES, TensorType
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Permute, Reshape
+from onchip.network.names import free_name
+from onchip.network.recipe import Array, Attribute, Recipe, Weight
+from onchip.network.types import DTYPE_BYTES, TensorType
 
 Told = tuple[Network, list[str]]  # a rewritten network, and what was done, a line each
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Conv1d, Embedding, Linear, Permute, Reshape, TokenConv
+from onchip.network.recipe import SLICE_ROWS, Array, sliced_op
 from onchip.plan.rewrites.drop import drop_unread
 from onchip.plan.rewrites.edit import Draft, Told
-from onchip.spec.layers import Conv1d, Embedding, Linear, Permute, Reshape, TokenConv
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import SLICE_ROWS, Array, sliced_op
 
 
 def fold_embeddings(net: Network) -> Told:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Embedding, Permute, Reshape, Slice
 from onchip.plan.rewrites.edit import Told
-from onchip.spec.layers import Embedding, Permute, Reshape, Slice
-from onchip.spec.network import Network, Node
 
 
 def sink_moves(net: Network) -> Told:

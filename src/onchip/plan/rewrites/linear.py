@@ -6,10 +6,10 @@ import dataclasses
 
 import numpy as np
 
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Linear, Permute, Reshape
+from onchip.network.recipe import SLICE_ROWS, Array, recipe_op, sliced_op
 from onchip.plan.rewrites.edit import Draft, Moves, Told, moves_as_data, moves_before, moves_behind, origin
-from onchip.spec.layers import Linear, Permute, Reshape
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import SLICE_ROWS, Array, recipe_op, sliced_op
 
 # Of a merged sum. Where D_mid sums are added up, their rounding errors average out; in one sum they do not. With
 # positive weights and biases 8,192 terms had 15 times the naive error, 1.3 of what is allowed; 4,096 terms 0.7 of it.

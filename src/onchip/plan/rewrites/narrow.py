@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from onchip.plan.rewrites.drop import drop_idle, drop_unread
-from onchip.plan.rewrites.edit import Told
-from onchip.spec.io import with_ends
-from onchip.spec.layers import (
+from onchip.network.graph import Network, Node
+from onchip.network.io import with_ends
+from onchip.network.layers import (
     ArgMax,
     ArgMin,
     ArgTopK,
@@ -22,10 +21,11 @@ from onchip.spec.layers import (
     TokenConv,
     TransposedConvolution,
 )
-from onchip.spec.layers.cast import CastTo
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe, Weight, as_is
-from onchip.spec.types import TensorType
+from onchip.network.layers.cast import CastTo
+from onchip.network.recipe import Recipe, Weight, as_is
+from onchip.network.types import TensorType
+from onchip.plan.rewrites.drop import drop_idle, drop_unread
+from onchip.plan.rewrites.edit import Told
 
 # Their values have the dtype of a weight, or their weights that of the values.
 _TYPED_BY_WEIGHT = (Embedding, TokenConv, Broadcast, MatMul)

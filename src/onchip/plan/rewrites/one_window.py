@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Convolution, Embedding, Linear, Reshape, TransposedConvolution
+from onchip.network.layers.conv import conv_groups, geometry
+from onchip.network.recipe import Array, recipe_op
 from onchip.plan.rewrites.edit import Draft, Told, moves_before
-from onchip.spec.layers import Convolution, Embedding, Linear, Reshape, TransposedConvolution
-from onchip.spec.layers.conv import conv_groups, geometry
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, recipe_op
 
 Sizes = tuple[int, ...]
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Elementwise, Interleave
+from onchip.network.recipe import Array, recipe_op
 from onchip.plan.rewrites.edit import Draft, Told
-from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Elementwise, Interleave
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, recipe_op
 
 
 def split_phases(net: Network) -> Told:

@@ -6,10 +6,10 @@ import dataclasses
 
 import numpy as np
 
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, GroupNorm, Mul, Reshape, RowNorm
+from onchip.network.recipe import Array, recipe_op
 from onchip.plan.rewrites.edit import Draft, Told
-from onchip.spec.layers import Add, GroupNorm, Mul, Reshape, RowNorm
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, recipe_op
 
 
 def fold_scales(net: Network) -> Told:

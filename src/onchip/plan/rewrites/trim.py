@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Convolution, Slice
+from onchip.network.layers.conv import geometry
 from onchip.plan.rewrites.edit import Draft, Told
-from onchip.spec.layers import Convolution, Slice
-from onchip.spec.layers.conv import geometry
-from onchip.spec.network import Network, Node
 
 
 def trim_convs(net: Network) -> Told:

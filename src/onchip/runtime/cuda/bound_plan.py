@@ -12,6 +12,8 @@ from typing import Any
 
 from onchip.errors import ShapeError
 from onchip.kernels.cuda.program import Input, Lowering, Output, status_words
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
 from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime.cuda.bound_steps import BoundSteps
@@ -20,8 +22,6 @@ from onchip.runtime.cuda.launches import Call, GraphBuilder
 from onchip.runtime.cuda.plan_graph import PlanGraph
 from onchip.runtime.cuda.staging import staging_of
 from onchip.runtime.cuda.status import StatusWords, Ticket
-from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
 
 MOST_CALLS = 64  # numbers of rows whose launches a thread keeps
 MOST_GRAPHS = 32  # kept

@@ -15,12 +15,12 @@ from typing import Any
 
 from onchip.errors import DeviceError
 from onchip.kernels.cuda.program import LaunchConfig, Program
+from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.runtime.cuda.devices import probe
 from onchip.runtime.cuda.driver import OUT_OF_MEMORY, call, fail
 from onchip.runtime.cuda.launches import Call, Function, Graph, Streams
 from onchip.runtime.cuda.nvrtc import compile_program
-from onchip.spec.recipe import Array
 
 # The pool keeps this part of the GPU's memory for the next allocation; what is free beyond it goes back to the
 # driver, for other libraries of the process, when a stream is waited for.

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from onchip.errors import DeviceError
+from onchip.network.recipe import Array
 from onchip.runtime.cuda.driver import OUT_OF_MEMORY, fail
 from onchip.runtime.cuda.gpu import Gpu
-from onchip.spec.recipe import Array
 
 MOST_ARRAYS = 64  # of callers, that are known
 

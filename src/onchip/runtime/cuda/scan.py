@@ -12,14 +12,14 @@ import numpy as np
 
 from onchip.errors import InputError, ShapeError
 from onchip.kernels.cuda.scan import Scan
+from onchip.network.recipe import Array
+from onchip.network.scan_op import ScanOp, check_axis, check_dtype, check_out
+from onchip.network.types import BATCH, DTYPE_BYTES, TensorType
 from onchip.plan.host_call import SLOT_BYTES
 from onchip.runtime.arrays.adapters import ArrayAdapter, ArrayView
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.staging import staging_of
-from onchip.spec.recipe import Array
-from onchip.spec.scan_op import ScanOp, check_axis, check_dtype, check_out
-from onchip.spec.types import BATCH, DTYPE_BYTES, TensorType
 
 
 class BoundScan:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from onchip.network.recipe import Array
 from onchip.plan.host_call import OFTEN_BYTES
 from onchip.runtime.cuda.chunks import AHEAD, LEAST_CHUNK_BYTES, OFFERED_BYTES, SLOTS, Cut, place_in_slot
 from onchip.runtime.cuda.driver import call
@@ -31,7 +32,6 @@ from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.pinned import LockedArrays, PinnedBuffer
 from onchip.runtime.cuda.shared_work import Work, offer
 from onchip.runtime.cuda.status import Ticket
-from onchip.spec.recipe import Array
 
 LEAST_SLOT_BYTES = 128 << 10
 # Up to here a chunk's kernel reads and writes the host's memory itself: one launch instead of a launch and two copies,

@@ -16,11 +16,11 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.kernels.cuda.program import StatusWord
+from onchip.network.divisors import zero_divisor
+from onchip.network.recipe import Array
+from onchip.network.tokens import bad_id
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.pinned import PinnedBuffer
-from onchip.spec.divisors import zero_divisor
-from onchip.spec.recipe import Array
-from onchip.spec.tokens import bad_id
 
 STATUS_BYTES = 32  # of a StatusWord: three words of status.cuh and one that nobody uses
 _PAGE_BYTES = 4096

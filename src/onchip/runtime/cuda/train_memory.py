@@ -9,9 +9,9 @@ import numpy as np
 
 from onchip.kernels.cuda.mlp_train import TrainLowering
 from onchip.kernels.training import RULE_FLOATS, SharedData, bytes_of, epochs_at_once
+from onchip.network.recipe import Array
 from onchip.plan.kernel import OPTIMISERS
 from onchip.runtime.cuda.gpu import Buffer, BufferPart, Gpu
-from onchip.spec.recipe import Array
 
 SLICE_BYTES = 64 << 20  # of rows that are copied at a time
 KEPT = ("mean", "square")  # the kernels' names for what optimisers keep, in the order of STATE_NAMES

@@ -22,14 +22,14 @@ from onchip.kernels.training import (
     rules_of_steps,
     weights_of_batches,
 )
+from onchip.network.graph import Network
+from onchip.network.recipe import Array, materialise
 from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu, SideStream
 from onchip.runtime.cuda.launches import Graph, GraphBuilder
 from onchip.runtime.cuda.train_memory import KEPT, Memory, send_data, take_memory
-from onchip.spec.network import Network
-from onchip.spec.recipe import Array, materialise
 
 JOINED_STEPS = 8  # of epochs that have fewer: a graph of one step pays for its beginning and its end
 

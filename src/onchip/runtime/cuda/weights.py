@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from onchip.kernels.cuda.recipes import CHECKS, RecipeLowering, Source
+from onchip.network.recipe import Array, Recipe, Weight, evaluate, in_order
+from onchip.network.types import DTYPE_BYTES, numpy_dtype
 from onchip.plan.build_price import canonical, dtype_of, is_another_name, made_on_device, shape_of
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Buffer, Gpu
-from onchip.spec.recipe import Array, Recipe, Weight, evaluate, in_order
-from onchip.spec.types import DTYPE_BYTES, numpy_dtype
 
 SLICE_BYTES = 256 << 20  # of what is made only to be made into something else: larger ones are made in slices
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.bench.frameworks.jax_forms.context import Context, Value, Weights
-from onchip.spec.layers import ArgMax, ArgMin, ArgTopK, CumSum, LinearResize, Selection, SequenceMax, TopK
-from onchip.spec.layers.base import row_axis
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array
+from onchip.network.graph import Node
+from onchip.network.layers import ArgMax, ArgMin, ArgTopK, CumSum, LinearResize, Selection, SequenceMax, TopK
+from onchip.network.layers.base import row_axis
+from onchip.network.recipe import Array
 
 
 def select(to: Context, node: Node, w: Weights, x: Value) -> Value:

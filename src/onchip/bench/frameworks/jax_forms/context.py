@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onchip.spec.network import Network
+from onchip.network.graph import Network
 
 Value = Any  # an array of JAX
 Weights = Mapping[str, Value]  # by role

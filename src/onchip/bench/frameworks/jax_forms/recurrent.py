@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from onchip.bench.frameworks.jax_forms.context import Context, Value, Weights
-from onchip.spec.layers import GRU, LSTM, RNN, Recurrent
-from onchip.spec.network import Node
+from onchip.network.graph import Node
+from onchip.network.layers import GRU, LSTM, RNN, Recurrent
 
 UNROLLED = 8  # steps that are one turn of the loop: fewer launches, and XLA takes longer to compile
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from onchip.bench.frameworks.jax_forms.context import Context, Value, Weights
 from onchip.bench.frameworks.window_numbers import numbers_in_windows
-from onchip.spec.layers import AvgPool1d, AvgPool2d, Layer
-from onchip.spec.layers.conv import conv_groups, geometry
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array
+from onchip.network.graph import Node
+from onchip.network.layers import AvgPool1d, AvgPool2d, Layer
+from onchip.network.layers.conv import conv_groups, geometry
+from onchip.network.recipe import Array
 
 
 def conv(to: Context, node: Node, w: Weights, x: Value) -> Value:

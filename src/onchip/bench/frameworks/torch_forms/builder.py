@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from onchip.spec.layers import Add, BatchNorm1d, BatchNorm2d, Convolution, Linear, TransposedConvolution
-from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Made, materialise
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, BatchNorm1d, BatchNorm2d, Convolution, Linear, TransposedConvolution
+from onchip.network.recipe import Array, Made, materialise
 
 Value = Any  # a node of the fx graph
 Weights = Mapping[str, Value]  # by role

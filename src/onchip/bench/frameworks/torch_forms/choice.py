@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.bench.frameworks.torch_forms.builder import Builder, Value, Weights
-from onchip.spec.layers import (
+from onchip.network.graph import Node
+from onchip.network.layers import (
     ArgMax,
     ArgMin,
     ArgTopK,
@@ -18,9 +19,8 @@ from onchip.spec.layers import (
     Tile,
     TopK,
 )
-from onchip.spec.layers.base import row_axis
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array
+from onchip.network.layers.base import row_axis
+from onchip.network.recipe import Array
 
 _LINEAR = {2: "linear", 3: "bilinear", 4: "trilinear"}  # by the axes of a row
 

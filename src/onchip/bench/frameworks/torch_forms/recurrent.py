@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.bench.frameworks.torch_forms.builder import Builder, Value, Weights
-from onchip.spec.layers import GRU, LSTM, RNN, Linear, Recurrent
-from onchip.spec.network import Node
-from onchip.spec.recipe import Array
+from onchip.network.graph import Node
+from onchip.network.layers import GRU, LSTM, RNN, Linear, Recurrent
+from onchip.network.recipe import Array
 
 _GATES = {LSTM: (0, 2, 3, 1), GRU: (1, 0, 2), RNN: (0,)}  # torch's order of ours
 _ROLES = ("input", "recurrence", "input_bias", "bias")  # of a direction's weights, in torch's order

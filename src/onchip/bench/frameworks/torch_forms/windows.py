@@ -7,7 +7,8 @@ import numpy as np
 from onchip.bench.frame import UnavailableError
 from onchip.bench.frameworks.torch_forms.builder import Builder, Value, Weights
 from onchip.bench.frameworks.window_numbers import numbers_in_windows
-from onchip.spec.layers import (
+from onchip.network.graph import Node
+from onchip.network.layers import (
     AvgPool1d,
     AvgPool2d,
     Conv1d,
@@ -18,8 +19,7 @@ from onchip.spec.layers import (
     MaxPool1d,
     MaxPool2d,
 )
-from onchip.spec.layers.conv import geometry
-from onchip.spec.network import Node
+from onchip.network.layers.conv import geometry
 
 
 def conv(to: Builder, node: Node, w: Weights, x: Value) -> Value:

@@ -1,0 +1,26 @@
+"""erf and erfc of arrays, by the C library: SciPy's take a third of a second to load, and 100 MB of disk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from onchip.network.recipe import Array
+
+
+def erf(x: Array) -> Array:
+    """Of x's shape and float type, each number computed in float64."""
+    return _each(math.erf, x)
+
+
+def erfc(x: Array) -> Array:
+    """1 - erf(x), with all its digits where that is near 0."""
+    return _each(math.erfc, x)
+
+
+def _each(function: Callable[[float], float], x: Array) -> Array:
+    x = np.asarray(x)
+    values = np.fromiter(map(function, x.astype(np.float64).ravel().tolist()), np.float64, x.size)
+    return values.reshape(x.shape).astype(x.dtype)

@@ -1,0 +1,259 @@
+"""Network: a frozen graph of layers over named values and named weights."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from onchip.errors import InputError, ShapeError, printable
+from onchip.network.layers import Layer
+from onchip.network.meaning import Meaning
+from onchip.network.recipe import Recipe, Weight
+from onchip.network.text import columns, escaped, html_table
+from onchip.network.types import DTYPE_BYTES, TensorType
+
+_LINES_SHOWN = 10  # of a long network, from its beginning and from its end
+
+
+@dataclass(frozen=True)
+class Node:
+    """One layer at its place: what it reads, which weights it uses. Its output value has its name."""
+
+    name: str
+    layer: Layer
+    inputs: tuple[str, ...]
+    weights: Mapping[str, str] = field(default_factory=dict)  # role -> name of the weight
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", tuple(self.inputs))
+        object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """For copies and other processes: a mapping that cannot be changed cannot be pickled either."""
+        return Node, (self.name, self.layer, self.inputs, dict(self.weights))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Network:
+    """What will be computed, never how. Checked when it is made: a Network that exists is sound."""
+
+    inputs: Mapping[str, TensorType]
+    nodes: tuple[Node, ...]  # in an order in which every value is made before it is read
+    outputs: tuple[str, ...]
+    weights: Mapping[str, Weight]
+    name: str = "network"
+    meaning: Meaning = Meaning()  # noqa: RUF009 - frozen
+    types: Mapping[str, TensorType] = field(init=False)  # of every value, derived
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", MappingProxyType(dict(self.inputs)))
+        object.__setattr__(self, "weights", MappingProxyType({n: _read_only(w) for n, w in self.weights.items()}))
+        object.__setattr__(self, "nodes", tuple(self.nodes))
+        object.__setattr__(self, "outputs", tuple(self.outputs))
+        object.__setattr__(self, "types", MappingProxyType(self._infer_types()))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Network, (dict(self.inputs), self.nodes, self.outputs, dict(self.weights), self.name, self.meaning)
+
+    # -- facts ---------------------------------------------------------------------------------------------
+
+    def weight_type(self, name: str) -> TensorType:
+        if name not in self._weight_types:
+            weight = self.weights[name]
+            dtype = weight.dtype if isinstance(weight, Recipe) else weight.dtype.name
+            self._weight_types[name] = TensorType(weight.shape, dtype)
+        return self._weight_types[name]
+
+    @functools.cached_property
+    def _weight_types(self) -> dict[str, TensorType]:
+        return {}  # of those that were asked for
+
+    def node_weight_types(self, node: Node) -> dict[str, TensorType]:
+        return {role: self.weight_type(name) for role, name in node.weights.items()}
+
+    def input_types(self, node: Node) -> tuple[TensorType, ...]:
+        return tuple(self.types[name] for name in node.inputs)
+
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    @functools.cached_property
+    def output_names(self) -> frozenset[str]:
+        return frozenset(self.outputs)
+
+    def nodes_from(self, start: int) -> Iterator[Node]:
+        """net.nodes[start:] without a copy, for who stops early."""
+        return (self.nodes[i] for i in range(start, len(self.nodes)))
+
+    def readers(self, value: str) -> list[Node]:
+        """The nodes that read a value, each once."""
+        return self._readers.get(value, [])
+
+    @functools.cached_property
+    def _readers(self) -> dict[str, list[Node]]:
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for value in dict.fromkeys(node.inputs):
+                found.setdefault(value, []).append(node)
+        return found
+
+    def row_flop(self, node: Node) -> int:
+        if node.name not in self._row_flop:
+            self._row_flop[node.name] = node.layer.row_flop(self.input_types(node), self.node_weight_types(node))
+        return self._row_flop[node.name]
+
+    @functools.cached_property
+    def _row_flop(self) -> dict[str, int]:
+        return {}  # of those that were asked for
+
+    def row_looked_up(self, node: Node) -> int:
+        return node.layer.row_looked_up(self.input_types(node), self.node_weight_types(node))
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the layers use as weights."""
+        used = {name for node in self.nodes for name in node.weights.values()}
+        return sum(math.prod(self.weights[name].shape) for name in used)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(map(self.weight_bytes_of, {name for node in self.nodes for name in node.weights.values()}))
+
+    def weight_bytes_of(self, name: str) -> int:
+        return math.prod(self.weights[name].shape) * DTYPE_BYTES[self.weight_type(name).dtype]
+
+    @property
+    def input(self) -> TensorType:
+        """The type of the only input."""
+        if len(self.inputs) != 1:
+            raise InputError(f"network '{self.name}' has {len(self.inputs)} inputs", expected="one")
+        return next(iter(self.inputs.values()))
+
+    @property
+    def output(self) -> TensorType:
+        """The type of the only output."""
+        if len(self.outputs) != 1:
+            raise InputError(f"network '{self.name}' has {len(self.outputs)} outputs", expected="one")
+        return self.types[self.outputs[0]]
+
+    # -- new networks from old -----------------------------------------------------------------------------
+
+    def replace(
+        self,
+        *,
+        nodes: Iterable[Node] | None = None,
+        outputs: Iterable[str] | None = None,
+        weights: Mapping[str, Weight] | None = None,
+        name: str | None = None,
+        meaning: Meaning | None = None,
+    ) -> Network:
+        """The same network with some parts exchanged, checked anew."""
+        return Network(
+            self.inputs,
+            self.nodes if nodes is None else tuple(nodes),
+            self.outputs if outputs is None else tuple(outputs),
+            self.weights if weights is None else weights,
+            self.name if name is None else name,
+            self.meaning if meaning is None else meaning,
+        )
+
+    # -- checks --------------------------------------------------------------------------------------------
+
+    def _infer_types(self) -> dict[str, TensorType]:
+        types = dict(self.inputs)
+        if not types:
+            raise InputError(f"network '{self.name}' has no input")
+        for name, given in types.items():
+            if not given.is_batched:
+                raise ShapeError(f"input '{name}' has no batch in front", got=str(given), expected="[B, ...]")
+        for node in self.nodes:
+            if node.name in types:
+                raise InputError(f"two values are called '{node.name}' in network '{self.name}'")
+            types[node.name] = self._infer_node(node, types)
+        if not self.outputs:
+            raise InputError(f"network '{self.name}' has no output")
+        for output in self.outputs:
+            if output not in types:
+                raise InputError(f"output '{output}' is made by no layer", expected=f"one of {', '.join(types)}")
+        return types
+
+    def _infer_node(self, node: Node, types: Mapping[str, TensorType]) -> TensorType:
+        layer, where = node.layer, f"layer '{node.name}' ({node.layer.kind})"
+        for value in node.inputs:
+            if value not in types:
+                raise InputError(f"{where} reads '{value}', which nothing before it makes", expected=", ".join(types))
+        if not node.inputs or layer.arity not in (None, len(node.inputs)):
+            expected = "1 at least" if layer.arity is None else str(layer.arity)
+            raise InputError(f"{where}: wrong number of inputs", got=str(len(node.inputs)), expected=expected)
+        missing = [role for role in layer.required if role not in node.weights]
+        unknown = [role for role in node.weights if role not in (*layer.required, *layer.optional)]
+        if missing or unknown:
+            raise InputError(
+                f"{where}: wrong weights", got=", ".join(node.weights) or "none",
+                expected=", ".join((*layer.required, *(f"[{role}]" for role in layer.optional))) or "none",
+            )  # fmt: skip
+        for weight in node.weights.values():
+            if weight not in self.weights:
+                raise InputError(f"{where}: weight '{weight}' is not in the network")
+        arrays = {role: self.weights[name] for role, name in node.weights.items()}
+        try:
+            made = layer.infer(tuple(types[v] for v in node.inputs), self.node_weight_types(node))
+            layer.check_weights({role: array for role, array in arrays.items() if not isinstance(array, Recipe)})
+            return made
+        except InputError as error:
+            what = f"{where}: {error.what}"
+            raise type(error)(what, got=error.got, expected=error.expected, hint=error.hint) from None
+
+    # -- how it shows itself -------------------------------------------------------------------------------
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        rows = [[name, "input", "", str(given), "", ""] for name, given in self.inputs.items()]
+        for node in self.nodes:
+            params = sum(math.prod(self.weights[w].shape) for w in node.weights.values())
+            rows.append([node.name, str(node.layer), ", ".join(node.inputs), str(self.types[node.name]),
+                         f"{params:,}" if params else "", f"{self.row_flop(node):,}"])  # fmt: skip
+        return ["layer", "kind", "reads", "output", "parameters", "flop/row"], rows
+
+    def _summary(self) -> str:
+        flop = sum(map(self.row_flop, self.nodes))
+        made = printable(", ".join(self.outputs))
+        return f"{printable(self.name)}: {self.parameters:,} parameters, {flop:,} flop/row, output {made}"
+
+    def __str__(self) -> str:
+        return f"{self._summary()}\n{columns(*self._table(), right=(4, 5))}"
+
+    def __repr__(self) -> str:
+        """As it prints itself; of a long network the first and the last layers."""
+        head, rows = self._table()
+        if (more := len(rows) - 2 * _LINES_SHOWN) > 1:
+            rows[_LINES_SHOWN:-_LINES_SHOWN] = [["...", f"{more:,} more", "", "", "", ""]]
+        return f"Network {self._summary()}\n{columns(head, rows, right=(4, 5))}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escaped(self._summary())}</p>{html_table(*self._table())}"
+
+
+def check_network(net: object) -> None:
+    """InputError where it is none; what holds one, an estimator or a result of training, is told where it is."""
+    if not isinstance(net, Network):
+        hint = f"its .{held}" if (held := held_network(net)) else "onchip.load(...)"
+        raise InputError("not a network", got=type(net).__name__, expected="Network", hint=hint)
+
+
+def held_network(holder: object) -> str:
+    """The attribute that is the network of an estimator or of a result of training; "" where there is none."""
+    return next((name for name in ("network_", "network") if isinstance(getattr(holder, name, None), Network)), "")
+
+
+def _read_only(weight: Weight) -> Weight:
+    """A view that cannot be written through. No copy: weights may be large; who made the array must leave it alone."""
+    if isinstance(weight, np.ndarray):
+        weight = weight.view()
+        weight.flags.writeable = False
+    return weight

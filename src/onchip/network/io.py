@@ -1,0 +1,63 @@
+"""What a network takes and hands out in memory, whatever it computes in: Casts at its ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import cast
+
+from onchip.errors import InputError
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Cast
+from onchip.network.layers.cast import CastTo
+from onchip.network.types import TensorType
+
+IO = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # by the short names that users give
+IO_DTYPES = tuple(IO.values())
+
+
+def short_name(dtype: str) -> str:
+    """The name in IO of a dtype: "fp16" for "float16"."""
+    return next(short for short, long in IO.items() if long == dtype)
+
+
+def with_io(net: Network, dtype: str) -> Network:
+    """The same network with float inputs and outputs of `dtype`, between Casts from and to the types it computes in.
+
+    Inputs and outputs keep their names and their order; ints stay ints. The network itself where nothing changes.
+    """
+    if dtype not in IO_DTYPES:
+        raise InputError("no dtype for inputs and outputs", got=str(dtype), expected=", ".join(IO_DTYPES))
+    ends = (*net.inputs, *net.outputs)
+    return with_ends(net, {name: dtype for name in ends if "float" in net.types[name].dtype})
+
+
+def with_ends(net: Network, dtypes: Mapping[str, str]) -> Network:
+    """The same network with these dtypes of inputs and outputs, by name, between Casts."""
+    changed = {name: dtype for name, dtype in dtypes.items() if net.types[name].dtype != dtype}
+    if not changed:
+        return net
+    inputs = {name: TensorType(t.shape, changed.get(name, t.dtype)) for name, t in net.inputs.items()}
+    taken, nodes = set(net.types), list[Node]()
+
+    def name_for(value: str) -> str:
+        wanted = f"{value}.{net.types[value].dtype}"
+        while wanted in taken:
+            wanted += "_"
+        taken.add(wanted)
+        return wanted
+
+    def to(dtype: str) -> Cast:
+        return Cast(cast(CastTo, dtype))
+
+    # Each reader of an input has a Cast of its own in front of it, and each output's Cast stands behind its node: a
+    # kernel that takes the one can then take the other with it.
+    inner = {name: name_for(name) for name in changed if name not in net.inputs}
+    for node in net.nodes:
+        reads = {value: name_for(value) for value in node.inputs if value in changed and value in net.inputs}
+        nodes += [Node(name, to(net.types[value].dtype), (value,)) for value, name in reads.items()]
+        inputs_of = tuple(reads.get(value, inner.get(value, value)) for value in node.inputs)
+        nodes.append(dataclasses.replace(node, name=inner.get(node.name, node.name), inputs=inputs_of))
+        if node.name in inner:
+            nodes.append(Node(node.name, to(changed[node.name]), (inner[node.name],)))
+    return Network(inputs, tuple(nodes), net.outputs, net.weights, net.name, net.meaning)

@@ -1,0 +1,136 @@
+"""What a layer is: a frozen bag of attributes that knows its output type and its price.
+
+A new layer is one class in a file of this package; it registers itself by its class name, which is also its name in
+files. One with attributes is a dataclass(frozen=True, eq=False, repr=False): what is the same for all is here, once,
+for each method that a dataclass makes of its own takes a while whenever onchip starts. The arithmetic lives elsewhere:
+kernels/reference/ says what a layer means.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any, ClassVar
+
+from onchip.errors import ShapeError, shorten
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType
+
+LAYERS: dict[str, type[Layer]] = {}
+MAX_SHOWN = 60  # characters of an attribute in a repr: a Gather may have any number of indices
+
+Types = tuple[TensorType, ...]
+WeightTypes = Mapping[str, TensorType]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Layer(abc.ABC):
+    required: ClassVar[tuple[str, ...]] = ()  # roles of the weights it must have, e.g. "weight"
+    optional: ClassVar[tuple[str, ...]] = ()  # and of those it may have, e.g. "bias"
+    arity: ClassVar[int | None] = 1  # how many values it reads; None: one or more
+    has_tables: ClassVar[bool] = False  # its weight is tables that may be kept in half precision
+
+    def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not abstract:
+            LAYERS[cls.__name__] = cls
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+    @abc.abstractmethod
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        """The output's type; ShapeError if these inputs and weights do not fit."""
+
+    @abc.abstractmethod
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        """Floating-point operations for one row of the batch."""
+
+    def row_looked_up(self, inputs: Types, weights: WeightTypes) -> int:
+        """Numbers that one row of the batch reads of a table "weight"; 0 for a layer that reads all of its weights."""
+        return 0
+
+    def check_weights(self, arrays: Mapping[str, Array]) -> None:
+        """InputError if the layer cannot work with these numbers, by role; those not computed yet are left out."""
+        return  # most can with any
+
+    def attributes(self) -> dict[str, Any]:
+        return dict(vars(self))  # not asdict, which copies deeply: planning asks often
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, *vars(self).values()))
+
+    def __repr__(self) -> str:
+        texts = (f"{name}={shorten([repr(value)], MAX_SHOWN)[0]}" for name, value in vars(self).items())
+        return f"{self.kind}({', '.join(texts)})"
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{k}={v}" for k, v in self.attributes().items())
+        return f"{self.kind}({inside})" if inside else self.kind
+
+
+def _refuse(layer: Layer, name: str, value: object = None) -> None:
+    raise FrozenInstanceError(f"a {layer.kind} does not change: {name}")
+
+
+# Also of layers that have no attributes, and are no dataclasses of their own.
+Layer.__setattr__ = Layer.__delattr__ = _refuse  # type: ignore[method-assign,assignment]
+
+
+class Elementwise(Layer, abstract=True):
+    """A layer that maps each number by itself; `flop_each` is its price a number."""
+
+    flop_each: ClassVar[int] = 1
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        need_float(inputs[0])
+        return inputs[0]
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return self.flop_each * inputs[0].row_size
+
+
+def need_float(given: TensorType, weights: WeightTypes | None = None) -> None:
+    """ShapeError where the input or a weight is not of floats. Weights may be wider or narrower than the input."""
+    if "float" not in given.dtype:
+        raise ShapeError("needs floating-point input", got=str(given), expected="a float dtype")
+    for role, weight in (weights or {}).items():
+        if "float" not in weight.dtype:
+            expected, hint = f"a float dtype, as the input {given}", f"save the {role} as {given.dtype}"
+            raise ShapeError(f"needs a floating-point {role}", got=str(weight), expected=expected, hint=hint)
+
+
+def row_axis(axis: int, given: TensorType) -> int:
+    """`axis` counted from the front; ShapeError if it is not there or is the batch."""
+    rank = len(given.shape)
+    if not -rank <= axis < rank:
+        raise ShapeError("axis out of range", got=f"axis {axis}", expected=f"-{rank} to {rank - 1} for {given}")
+    if axis % rank == 0:
+        raise ShapeError(
+            "axis 0 is the batch: rows must not depend on each other", got=f"axis {axis}", expected="an axis of a row"
+        )
+    return axis % rank
+
+
+def need_bias(weights: WeightTypes, width: int) -> None:
+    bias = weights.get("bias")
+    if bias is not None and bias.shape != (width,):
+        raise ShapeError("bias and weight do not fit", got=str(bias), expected=f"[{width}]")
+
+
+def as_sizes(layer: Layer, **least: int) -> None:
+    """Make tuples of ints of a frozen layer's attributes, each number at least `least`."""
+    for name, lowest in least.items():
+        given = getattr(layer, name)
+        try:
+            sizes = tuple(int(n) for n in given)
+        except TypeError:
+            raise ShapeError(f"bad {name}", got=repr(given), expected="a tuple of numbers") from None
+        if any(n < lowest for n in sizes) or any(int(n) != n for n in given):
+            raise ShapeError(f"bad {name}", got=str(sizes), expected=f"numbers of at least {lowest}")
+        object.__setattr__(layer, name, sizes)

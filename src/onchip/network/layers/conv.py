@@ -1,0 +1,189 @@
+"""Convolutions and transposed convolutions over one or two axes; channels stand in front: (B, C, H, W)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from onchip.errors import ShapeError
+from onchip.network.layers.base import Layer, Types, WeightTypes, as_sizes, need_bias, need_float
+from onchip.network.types import TensorType
+
+
+class _Conv(Layer, abstract=True):
+    rank: ClassVar[int]
+    required: ClassVar[tuple[str, ...]] = ("weight",)
+    optional: ClassVar[tuple[str, ...]] = ("bias",)
+
+    def _check_attributes(self, **lengths: int) -> None:
+        for name, length in lengths.items():
+            if len(getattr(self, name)) != length:
+                raise ShapeError(f"bad {name}", got=str(getattr(self, name)), expected=f"{length} numbers")
+
+    def _check_input(self, x: TensorType, weights: WeightTypes) -> None:
+        weight = weights["weight"]
+        need_float(x, weights)
+        if len(weight.shape) != 2 + self.rank or 0 in weight.shape:
+            expected = f"{2 + self.rank} axes, none of them 0"
+            raise ShapeError("weight has another shape", got=str(weight), expected=expected)
+        if len(x.shape) != 2 + self.rank:
+            raise ShapeError("input has another shape", got=str(x), expected=f"(B, C and {self.rank} more)")
+
+
+class Convolution(_Conv, abstract=True):
+    """y[o, p] = bias[o] + sum over c, k of weight[o, c, k] * x[c, p * stride - before + k * dilation].
+
+    weight (C_out, C_in / groups, kernel...), bias (C_out); x outside its edges counts as 0.
+    pads: what is put before each axis, then what is put after each.
+    """
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        (x,), weight = inputs, weights["weight"]
+        self._check_input(x, weights)
+        C_out, C_group = int(weight.shape[0]), int(weight.shape[1])
+        groups = conv_groups(self)
+        if x.shape[1] != C_group * groups or C_out % groups:
+            expected = f"{C_group * groups} channels in, a multiple of {groups} out"
+            raise ShapeError("channels do not fit", got=f"{x}, weight {weight}", expected=expected)
+        need_bias(weights, C_out)
+        sizes = window_counts(x, tuple(map(int, weight.shape[2:])), *geometry(self))
+        return TensorType((x.shape[0], C_out, *sizes), x.dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        y = self.infer(inputs, weights)
+        terms = math.prod(int(d) for d in weights["weight"].shape[1:])
+        return y.row_size * (2 * terms + ("bias" in weights))
+
+
+class TransposedConvolution(_Conv, abstract=True):
+    """y[o, p * stride - before + k * dilation] += weight[c, o, k] * x[c, p], then + bias[o].
+
+    weight (C_in, C_out / groups, kernel...), bias (C_out); pads cut that many numbers off each side of y, and
+    output_padding lengthens its end.
+    """
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        (x,), weight = inputs, weights["weight"]
+        self._check_input(x, weights)
+        C_in, C_group = int(weight.shape[0]), int(weight.shape[1])
+        groups = conv_groups(self)
+        if x.shape[1] != C_in or C_in % groups:
+            raise ShapeError("channels do not fit", got=f"{x}, weight {weight}", expected=f"{C_in} in {groups} groups")
+        need_bias(weights, C_group * groups)
+        stride, pads, dilation = geometry(self)
+        extra: tuple[int, ...] = self.attributes()["output_padding"]
+        sizes = []
+        for axis in range(self.rank):
+            span = (int(x.shape[2 + axis]) - 1) * stride[axis] + dilation[axis] * (int(weight.shape[2 + axis]) - 1) + 1
+            sizes.append(span - pads[axis] - pads[self.rank + axis] + extra[axis])
+            if extra[axis] >= max(stride[axis], dilation[axis]):
+                expected = f"less than stride {stride[axis]} or dilation {dilation[axis]}"
+                raise ShapeError("bad output_padding", got=str(extra), expected=expected)
+        if min(sizes) < 1 or 0 in x.shape[1:]:
+            raise ShapeError(
+                "nothing is left of the output",
+                got=f"{x}, weight {weight}, pads {pads}",
+                expected="a larger image or pads",
+            )
+        return TensorType((x.shape[0], C_group * groups, *sizes), x.dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        terms = math.prod(int(d) for d in weights["weight"].shape[1:])
+        bias = self.infer(inputs, weights).row_size if "bias" in weights else 0
+        return 2 * inputs[0].row_size * terms + bias
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Conv1d(Convolution):
+    stride: tuple[int, ...] = (1,)
+    pads: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1,)
+    groups: int = 1
+    rank: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        as_sizes(self, stride=1, pads=0, dilation=1)
+        self._check_attributes(stride=1, pads=2, dilation=1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Conv2d(Convolution):
+    stride: tuple[int, ...] = (1, 1)
+    pads: tuple[int, ...] = (0, 0, 0, 0)  # top, left, bottom, right
+    dilation: tuple[int, ...] = (1, 1)
+    groups: int = 1
+    rank: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        as_sizes(self, stride=1, pads=0, dilation=1)
+        self._check_attributes(stride=2, pads=4, dilation=2)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ConvTranspose1d(TransposedConvolution):
+    stride: tuple[int, ...] = (1,)
+    pads: tuple[int, ...] = (0, 0)
+    output_padding: tuple[int, ...] = (0,)
+    dilation: tuple[int, ...] = (1,)
+    groups: int = 1
+    rank: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        as_sizes(self, stride=1, pads=0, dilation=1, output_padding=0)
+        self._check_attributes(stride=1, pads=2, dilation=1, output_padding=1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ConvTranspose2d(TransposedConvolution):
+    stride: tuple[int, ...] = (1, 1)
+    pads: tuple[int, ...] = (0, 0, 0, 0)
+    output_padding: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1, 1)
+    groups: int = 1
+    rank: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        as_sizes(self, stride=1, pads=0, dilation=1, output_padding=0)
+        self._check_attributes(stride=2, pads=4, dilation=2, output_padding=2)
+
+
+def geometry(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """stride, pads and dilation of a convolution or a pool, a number an axis (pads two: all before, then all after)."""
+    given = layer.attributes()
+    stride: tuple[int, ...] = given["stride"]
+    return stride, given["pads"], given.get("dilation", (1,) * len(stride))
+
+
+def conv_groups(layer: Layer) -> int:
+    groups: int = layer.attributes()["groups"]
+    if groups < 1:
+        raise ShapeError("bad groups", got=str(groups), expected="at least 1")
+    return groups
+
+
+def window_counts(
+    x: TensorType,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    pads: tuple[int, ...],
+    dilation: tuple[int, ...],
+    ceil: bool = False,
+) -> list[int]:
+    """How many windows fit along each axis behind the channels."""
+    rank = len(kernel)
+    if len(x.shape) != 2 + rank:
+        raise ShapeError("input has another shape", got=str(x), expected=f"(B, C and {rank} more)")
+    counts = []
+    for axis in range(rank):
+        size = int(x.shape[2 + axis]) + pads[axis] + pads[rank + axis]
+        span = dilation[axis] * (kernel[axis] - 1) + 1
+        if size < span:
+            got = f"{x}, pads {pads}"
+            raise ShapeError("the window is larger than the input", got=got, expected=f"{span} along axis {2 + axis}")
+        count = (size - span) // stride[axis] + 1
+        # Rounded up, a window may hang over the end, but it must begin inside the input or the pad before it.
+        if ceil and (size - span) % stride[axis] and count * stride[axis] < int(x.shape[2 + axis]) + pads[axis]:
+            count += 1
+        counts.append(count)
+    return counts

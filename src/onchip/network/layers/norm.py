@@ -1,0 +1,159 @@
+"""Normalisations: of channels as inference sees them, a factor and a shift each; and of a row by its own numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from onchip.errors import InputError, ShapeError
+from onchip.network.layers.base import Layer, Types, WeightTypes, need_float, row_axis
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _BatchNorm(Layer, abstract=True):
+    """(x - mean) / sqrt(var + eps) * weight + bias; each (C,), channels along axis 1."""
+
+    ranks: ClassVar[tuple[int, ...]]  # axes that x may have, the batch among them
+    required: ClassVar[tuple[str, ...]] = ("mean", "var")
+    optional: ClassVar[tuple[str, ...]] = ("weight", "bias")
+    eps: float = 1e-5
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        (x,) = inputs
+        need_float(x, weights)
+        if len(x.shape) not in self.ranks:
+            expected = " or ".join(f"{rank} axes" for rank in self.ranks)
+            raise ShapeError("input has another shape", got=str(x), expected=expected)
+        for role, given in weights.items():
+            if given.shape != (x.shape[1],):
+                raise ShapeError(f"{role} and input do not fit", got=str(given), expected=f"[{x.shape[1]}]")
+        return x
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return 2 * inputs[0].row_size
+
+    def check_weights(self, arrays: Mapping[str, Array]) -> None:
+        if "var" in arrays:
+            _checked(arrays["var"], self.eps)
+
+
+class BatchNorm1d(_BatchNorm):
+    """Over (B, C) or (B, C, L)."""
+
+    ranks: ClassVar[tuple[int, ...]] = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """Over (B, C, H, W)."""
+
+    ranks: ClassVar[tuple[int, ...]] = (4,)
+
+
+def factor_and_shift(weights: Mapping[str, Array], eps: float) -> tuple[Array, Array]:
+    """s = weight / sqrt(var + eps) and t = bias - mean s of every channel, in float64: a batch norm is x s + t."""
+    wide = {role: array.astype(np.float64) for role, array in weights.items()}
+    s = wide.get("weight", 1.0) / np.sqrt(_checked(wide["var"], eps))
+    return s, wide.get("bias", 0.0) - wide["mean"] * s
+
+
+def _checked(var: Array, eps: float) -> Array:
+    """var + eps, which has a root that one can divide by. A NaN passes through, as everywhere."""
+    under_root: Array = var.astype(np.float64) + eps
+    if (bad := np.flatnonzero(under_root <= 0)).size:
+        raise InputError(
+            "a variance is no variance", got=f"{float(var[bad[0]]):.6g} in channel {bad[0]}, and eps {eps:g}",
+            expected="var + eps above 0", hint="the running variance of the trained layer",
+        )  # fmt: skip
+    return under_root
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NormParts:
+    """How a row falls into parts that are normalised each by itself, and which weights its numbers meet.
+
+    Parts lie one behind the other. So do weights, one for `run` neighbours each; behind the last comes the first again.
+    """
+
+    count: int  # parts of a row
+    size: int  # numbers of a part
+    run: int
+
+
+class RowNorm(Layer, abstract=True):
+    """(x - mean) / sqrt(var + eps) * weight + bias, mean and variance those of the numbers themselves."""
+
+    is_centred: ClassVar[bool] = True  # else the mean stays, and the variance is the mean of squares
+    optional: ClassVar[tuple[str, ...]] = ("weight", "bias")
+
+    def parts(self, x: TensorType) -> NormParts:
+        """ShapeError if rows like x do not fall into such parts."""
+        raise NotImplementedError
+
+    def weight_shape(self, x: TensorType) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        (x,) = inputs
+        need_float(x, weights)
+        if self.parts(x).size == 0:
+            raise ShapeError("there is nothing to normalise", got=str(x), expected="rows that are not empty")
+        expected = self.weight_shape(x)
+        for role, given in weights.items():
+            if given.shape != expected:
+                raise ShapeError(f"{role} and input do not fit", got=str(given), expected=str(list(expected)))
+        return x
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return (6 if self.is_centred else 4) * inputs[0].row_size
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _LastAxesNorm(RowNorm, abstract=True):
+    """Over the axes from `axis` on, together; weights have their sizes."""
+
+    axis: int = -1
+    eps: float = 1e-5
+
+    def weight_shape(self, x: TensorType) -> tuple[int, ...]:
+        return x.row_shape[row_axis(self.axis, x) - 1 :]
+
+    def parts(self, x: TensorType) -> NormParts:
+        axis = row_axis(self.axis, x) - 1
+        return NormParts(math.prod(x.row_shape[:axis]), math.prod(x.row_shape[axis:]), 1)
+
+
+class LayerNorm(_LastAxesNorm):
+    """Over the axes from `axis` on, together; weight and bias have their sizes."""
+
+
+class RMSNorm(_LastAxesNorm):
+    """x / sqrt(mean of squares + eps) * weight, over the axes from `axis` on."""
+
+    is_centred: ClassVar[bool] = False
+    optional: ClassVar[tuple[str, ...]] = ("weight",)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GroupNorm(RowNorm):
+    """Over all pixels of as many neighbouring channels as make `groups` of them; (B, C, ...), weight and bias (C,).
+
+    An instance norm is one with a group for each channel.
+    """
+
+    groups: int
+    eps: float = 1e-5
+
+    def weight_shape(self, x: TensorType) -> tuple[int, ...]:
+        return x.row_shape[:1]
+
+    def parts(self, x: TensorType) -> NormParts:
+        if len(x.shape) < 3 or self.groups < 1 or x.row_shape[0] % self.groups:
+            expected = f"(B, C and one axis more at least), C a multiple of {self.groups} groups"
+            raise ShapeError("channels do not fall into groups", got=f"{x}, {self.groups} groups", expected=expected)
+        return NormParts(self.groups, x.row_size // self.groups, math.prod(x.row_shape[1:]))

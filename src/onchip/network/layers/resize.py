@@ -1,0 +1,137 @@
+"""Rows resized along their axes: the nearest number, or a mean of the two that lie around a place."""
+
+from __future__ import annotations
+
+import math
+import typing
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from onchip.errors import ShapeError
+from onchip.network.layers.base import Layer, Types, WeightTypes, as_sizes, need_float
+from onchip.network.layers.select import Selection, need_axes
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType
+
+Coordinates = Literal["half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners", "asymmetric"]
+Rounding = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
+
+MOST_RESIZED = 3  # axes of a LinearResize, from the first to the last
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NearestResize(Selection):
+    """Each number of y is the one of x that lies nearest to its own place.
+
+    sizes        of a row of y
+    scales       how many numbers of y there are for one of x, along every axis; often sizes by those of x, not always
+    coordinates  where a number of y lies in x, by ONNX's names
+    rounding     which is near
+    """
+
+    sizes: tuple[int, ...]
+    scales: tuple[float, ...]
+    coordinates: Coordinates = "half_pixel"
+    rounding: Rounding = "round_prefer_floor"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def sizes_of(self, row_shape: tuple[int, ...]) -> tuple[int, ...]:
+        need_axes(self, row_shape, len(self.sizes))
+        return self.sizes
+
+    def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
+        found: list[Array | None] = []
+        for n, size, scale in zip(row_shape, self.sizes, self.scales, strict=True):
+            at = places_in(n, size, scale, self.coordinates)
+            if self.rounding in ("round_prefer_floor", "ceil"):
+                near = np.ceil(at - 0.5 if self.rounding == "round_prefer_floor" else at)
+            else:
+                near = np.floor(at + 0.5 if self.rounding == "round_prefer_ceil" else at)
+            places = np.clip(near, 0, n - 1).astype(np.int64)
+            found.append(None if size == n and (places == np.arange(n)).all() else places)
+        return tuple(found)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Taps:
+    """Along one axis, number i of y is x[low[i]] (1 - share[i]) + x[high[i]] share[i]."""
+
+    low: Array  # int64
+    high: Array
+    share: Array  # float64
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearResize(Layer):
+    """Each number of y lies between two of x along every axis, and is their mean, weighted by how near they are.
+
+    sizes, scales, coordinates  as of a NearestResize
+    """
+
+    sizes: tuple[int, ...]
+    scales: tuple[float, ...]
+    coordinates: Coordinates = "half_pixel"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def taps(self, row_shape: tuple[int, ...]) -> tuple[Taps | None, ...]:
+        """For every axis of a row; None: as it is."""
+        found: list[Taps | None] = []
+        for n, size, scale in zip(row_shape, self.sizes, self.scales, strict=True):
+            at = places_in(n, size, scale, self.coordinates)
+            low = np.floor(at)
+            ends = [np.clip(low + k, 0, n - 1).astype(np.int64) for k in range(2)]
+            found.append(None if size == n and (at == np.arange(n)).all() else Taps(ends[0], ends[1], at - low))
+        return tuple(found)
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        (x,) = inputs
+        need_float(x)
+        need_axes(self, x.row_shape, len(self.sizes))
+        if not x.row_size:
+            raise ShapeError("there is nothing to resize", got=str(x), expected="rows that are not empty")
+        changes = zip(x.row_shape, self.sizes, self.scales, strict=True)
+        resized = [axis for axis, (n, size, scale) in enumerate(changes) if (n, scale) != (size, 1)] or [0]
+        if resized[-1] - resized[0] >= MOST_RESIZED:
+            expected = f"up to {MOST_RESIZED} that are neighbours"
+            raise ShapeError("too many axes are resized", got=f"{x} to {self.sizes}", expected=expected)
+        return TensorType((x.shape[0], *self.sizes), x.dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        """Axis by axis."""
+        flop, sizes = 0, list(inputs[0].row_shape)
+        for axis, size in enumerate(self.sizes):
+            is_changed, sizes[axis] = sizes[axis] != size, size
+            flop += 3 * math.prod(sizes) if is_changed else 0
+        return flop
+
+
+def _check(layer: NearestResize | LinearResize) -> None:
+    as_sizes(layer, sizes=1)
+    scales = tuple(float(scale) for scale in layer.scales)
+    object.__setattr__(layer, "scales", scales)
+    is_known = layer.coordinates in typing.get_args(Coordinates)
+    if len(layer.sizes) != len(scales) or not all(0 < scale < math.inf for scale in scales) or not is_known:
+        expected = "a size and a scale above 0 for every axis of a row, and coordinates that are known"
+        raise ShapeError("bad resize", got=str(layer), expected=expected)
+
+
+def places_in(n: int, size: int, scale: float, coordinates: str) -> Array:
+    """Where the `size` numbers of y lie among the n of x, along one axis (float64)."""
+    i = np.arange(size)
+    if coordinates == "align_corners":
+        return i * (n - 1) / max(1, size - 1)
+    # By the sizes where they say the same: a product and a division, exact where the result is whole.
+    above, below = (n, size) if scale == size / n else (1, scale)
+    if coordinates == "asymmetric":
+        return i * above / below
+    if coordinates == "pytorch_half_pixel" and size == 1:
+        return np.zeros(1)
+    middle: Array = (2 * i + 1) * above / (2 * below)
+    offset = n / 2 * (1 - size / (scale * n)) if coordinates == "half_pixel_symmetric" else 0.0
+    return offset + middle - 0.5

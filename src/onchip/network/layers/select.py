@@ -1,0 +1,181 @@
+"""Layers that only choose: every number of y is a number of x, or one number that stands for none.
+
+    y[i, j, ...] = x[places_0[i], places_1[j], ...]
+
+Each axis of a row has places of its own, so a layer here is a dataclass that says them; what they mean for an array is
+said once, for all of them, in the reference and by each device's kernel.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from onchip.errors import ShapeError
+from onchip.network.layers.base import Layer, Types, WeightTypes, as_sizes, row_axis
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType
+
+MOST_INDICES = 1 << 16  # of a Gather: they are attributes, which plans and files carry along
+PadMode = Literal["constant", "reflect", "edge", "wrap"]
+
+
+class Selection(Layer, abstract=True):
+    @property
+    def fill(self) -> float:
+        """What stands where no number of x does."""
+        return 0.0
+
+    @abc.abstractmethod
+    def sizes_of(self, row_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A row's shape of y; ShapeError where x does not fit. It makes no places: those may be many."""
+
+    @abc.abstractmethod
+    def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
+        """Of every axis of a row: where along it numbers of y come from (int64), -1: nowhere; None: all as they lie."""
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        (x,) = inputs
+        if not x.is_batched:
+            raise ShapeError("needs a batch in front", got=str(x), expected="[B, ...]")
+        if not x.row_size:
+            raise ShapeError("there is nothing to choose from", got=str(x), expected="rows that are not empty")
+        if "float" not in x.dtype and (self.fill != int(self.fill) if math.isfinite(self.fill) else True):
+            raise ShapeError("no such number among ints", got=f"{self.fill} in {x}", expected="a whole number")
+        return TensorType((x.shape[0], *self.sizes_of(x.row_shape)), x.dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return 0
+
+
+def need_axes(layer: Layer, row_shape: tuple[int, ...], count: int) -> None:
+    if len(row_shape) != count:
+        expected = f"rows of {count} axes, as {layer} has them"
+        raise ShapeError("input has another shape", got=str(list(row_shape)), expected=expected)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Slice(Selection):
+    """y[i] = x[start + i * step] for i below size, along every axis of a row."""
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        as_sizes(self, starts=0, sizes=0, steps=-(1 << 62))
+        if not len(self.starts) == len(self.sizes) == len(self.steps):
+            raise ShapeError("bad slice", got=str(self), expected="a start, a size and a step for every axis of a row")
+
+    def sizes_of(self, row_shape: tuple[int, ...]) -> tuple[int, ...]:
+        need_axes(self, row_shape, len(self.sizes))
+        for n, start, size, step in zip(row_shape, self.starts, self.sizes, self.steps, strict=True):
+            last = start + (size - 1) * step
+            if size and not (start < n and 0 <= last < n):
+                raise ShapeError("a slice reaches beyond its row", got=f"{start} to {last} of {n}", expected="inside")
+        return self.sizes
+
+    def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
+        return tuple(
+            None if (start, size, step) == (0, n, 1) else start + step * np.arange(size)
+            for n, start, size, step in zip(row_shape, self.starts, self.sizes, self.steps, strict=True)
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Gather(Selection):
+    """y[i] = x[indices[i]] along an axis."""
+
+    axis: int
+    indices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        as_sizes(self, indices=0)
+        if not 1 <= len(self.indices) <= MOST_INDICES:
+            expected = f"1 to {MOST_INDICES:,}"
+            raise ShapeError("bad number of indices", got=f"{len(self.indices):,}", expected=expected)
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.indices[:8]))
+        return f"Gather(axis={self.axis}, indices=({shown}{', ...' if len(self.indices) > 8 else ''}))"
+
+    def sizes_of(self, row_shape: tuple[int, ...]) -> tuple[int, ...]:
+        axis = row_axis(self.axis, TensorType(("B", *row_shape))) - 1
+        if max(self.indices) >= row_shape[axis]:
+            got, expected = f"index {max(self.indices)}", f"below {row_shape[axis]}"
+            raise ShapeError("an index is outside of its axis", got=got, expected=expected)
+        return (*row_shape[:axis], len(self.indices), *row_shape[axis + 1 :])
+
+    def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
+        along = row_axis(self.axis, TensorType(("B", *row_shape))) - 1
+        return tuple(np.array(self.indices) if axis == along else None for axis in range(len(row_shape)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pad(Selection):
+    """Numbers before and after each axis of a row; those below 0 are cut off instead.
+
+    pads  before every axis, then after every axis
+    mode  constant: `value`; reflect: as in a mirror that stands on the last number; edge: the last number again;
+          wrap: from the other end on
+    """
+
+    pads: tuple[int, ...]
+    mode: PadMode = "constant"
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        as_sizes(self, pads=-(1 << 62))
+        if len(self.pads) % 2 or self.mode not in ("constant", "reflect", "edge", "wrap"):
+            raise ShapeError("bad pads", got=str(self), expected="two numbers an axis, and a mode that is known")
+
+    @property
+    def fill(self) -> float:
+        return self.value
+
+    def sizes_of(self, row_shape: tuple[int, ...]) -> tuple[int, ...]:
+        rank = len(self.pads) // 2
+        need_axes(self, row_shape, rank)
+        sizes = tuple(self.pads[axis] + n + self.pads[rank + axis] for axis, n in enumerate(row_shape))
+        if min(sizes, default=0) < 0:
+            raise ShapeError(
+                "more is cut off than there is",
+                got=f"pads {self.pads} of {list(row_shape)}",
+                expected="sizes of 0 or more",
+            )
+        return sizes
+
+    def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
+        found: list[Array | None] = []
+        for n, size, before in zip(row_shape, self.sizes_of(row_shape), self.pads, strict=False):
+            at = np.arange(size) - before
+            if self.mode == "reflect":
+                at = np.abs((at + n - 1) % max(1, 2 * n - 2) - (n - 1))
+            elif self.mode == "edge":
+                at = np.clip(at, 0, n - 1)
+            elif self.mode == "wrap":
+                at = at % n
+            found.append(np.where((at < 0) | (at >= n), -1, at) if size != n or before else None)
+        return tuple(found)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tile(Selection):
+    """A row several times, one behind the other, along every axis."""
+
+    repeats: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        as_sizes(self, repeats=0)
+
+    def sizes_of(self, row_shape: tuple[int, ...]) -> tuple[int, ...]:
+        need_axes(self, row_shape, len(self.repeats))
+        return tuple(n * times for n, times in zip(row_shape, self.repeats, strict=True))
+
+    def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
+        pairs = zip(row_shape, self.repeats, strict=True)
+        return tuple(None if times == 1 else np.arange(n * times) % n for n, times in pairs)

@@ -1,0 +1,28 @@
+"""Tables: as wide as they are, and where there is less room a paragraph a row."""
+
+from onchip.network.text import columns, fitted_columns, html_table, plural
+
+HEAD = ["name", "what it is", "size"]
+ROWS = [["a", "a first thing of some length", "1"], ["b", "", "22"]]
+
+
+def test_where_it_fits_it_is_a_table():
+    wide = columns(HEAD, ROWS, right=(2,))
+    assert fitted_columns(HEAD, ROWS, 80, right=(2,)) == wide
+    assert wide.splitlines()[1] == "a     a first thing of some length     1"
+
+
+def test_where_it_does_not_every_cell_is_told():
+    told = fitted_columns(HEAD, ROWS, 24)
+    assert max(map(len, told.splitlines())) <= 24
+    assert " ".join(told.split()) == "a: what it is a first thing of some length, size 1 b: size 22"
+
+
+def test_what_stands_in_a_notebook_is_text():
+    assert html_table(["<b>"], [["&"]]) == (
+        "<table><thead><tr><th>&lt;b&gt;</th></tr></thead><tbody><tr><td>&amp;</td></tr></tbody></table>"
+    )
+
+
+def test_counts_agree():
+    assert [plural(count, "epoch") for count in (0, 1, 2000)] == ["0 epochs", "1 epoch", "2,000 epochs"]

@@ -126,7 +126,7 @@ emulated_by_others: set[str] = set()  # by xdist's workers
 
 def emulated_kernels() -> set[str]:
     module = sys.modules.get("emulated_cuda")
-    return set() if module is None else set(module.compiled)
+    return set() if module is None else set(map(str, module.compiled))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -141,8 +141,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.config.workeroutput["emulated"] = sorted(seen)
     elif is_whole_run(session.config) and shutil.which("g++") and sys.platform == "linux":
         folders = (SRC / "onchip" / "kernels" / "cuda", SRC / "onchip" / "ladders" / "cuda")
-        kernels = {path.stem for folder in folders for path in folder.glob("*.cu")}
-        if never := kernels - seen - emulated_by_others - NOT_EMULATED:
+        kernels = [path for folder in folders for path in folder.rglob("*.cu") if path.stem not in NOT_EMULATED]
+        if never := set(map(str, kernels)) - seen - emulated_by_others:
             print(f"\nno test emulated the CUDA kernels {', '.join(sorted(never))}")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

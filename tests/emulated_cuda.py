@@ -25,6 +25,7 @@ from fake_cuda import FakeDriver, Launched, fake_gpu
 from onchip.kernels.cuda.program import Program
 from onchip.runtime.cuda import gpu as gpu_module
 from onchip.runtime.cuda.gpu import Gpu
+from onchip.runtime.cuda.nvrtc import read_sources
 
 HEADER = Path(__file__).parent / "emulated_cuda.h"
 # -U: glibc would take a jump from one fiber's stack to another's for an error. Unique symbols would be one for all
@@ -99,8 +100,8 @@ def _declare(found: re.Match[str]) -> str:
     return f"{indent}{kind}* const {name} = ({kind}*)emulated::asked_room(SHARED_ALIGNMENT);"
 
 
-def _for_host(source: Path) -> str:
-    return _SHARED.sub(_declare, _ASM.sub(_call_twin, source.read_text()))
+def _for_host(source: str) -> str:
+    return _SHARED.sub(_declare, _ASM.sub(_call_twin, source))
 
 
 @functools.cache
@@ -113,21 +114,25 @@ def _compiled_header() -> Path:
     return folder
 
 
-compiled: set[str] = set()  # the .cu files that kernels came from
+compiled: set[Path] = set()  # the .cu files that kernels came from
 
 
 class Kernel:
     """A kernel, compiled for the host."""
 
     def __init__(self, program: Program) -> None:
-        compiled.add(program.source.stem)
-        code = f'#include "{HEADER.name}"\n{_for_host(program.source)}\nexport_kernel({program.name_expression})\n'
+        compiled.add(program.source)
+        headers = read_sources(program.source)
+        main = _for_host(headers.pop(program.source.name))
+        code = f'#include "{HEADER.name}"\n{main}\nexport_kernel({program.name_expression})\n'
         with tempfile.TemporaryDirectory() as folder:
             source, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
             source.write_text(code)
-            for header in program.source.parent.glob("*.cuh"):
-                twin = HEADER.with_name(f"emulated_{header.name}")  # where every line would be another
-                Path(folder, header.name).write_text(_for_host(twin if twin.exists() else header))
+            for name, text in headers.items():
+                target = Path(folder, name)
+                twin = HEADER.with_name(f"emulated_{target.name}")  # where every line would be another
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(_for_host(twin.read_text() if twin.exists() else text))
             found_in = [f"-I{each}" for each in (folder, _compiled_header(), HEADER.parent)]
             command = [*COMPILE, *SANITIZED, *program.options, *found_in, str(source)]
             for made in ([*command, "-c", "-o", f"{source}.o"], ["g++", "-shared", f"{source}.o", "-o", str(library)]):

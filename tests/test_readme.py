@@ -45,7 +45,12 @@ def test_the_first_block_works_in_a_bare_environment(bare):
     block = re.search(r"^```console\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     lines = re.findall(r"^\$ (.*)$", block[1], re.MULTILINE)
     assert any(line.startswith("pip install") for line in lines)
-    ran = bare("\n".join([*lines, "which onchip"]))
+    ran = bare(
+        "\n".join([*lines, "find .venv -path '*/onchip/*.cu*' -printf '%P\\n' | sed 's#.*/onchip/##'", "which onchip"])
+    )
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert re.search(r"^accuracy 9\d\.\d\d% on 360 test images$", ran.stdout, re.MULTILINE), ran.stdout
     assert ran.stdout.endswith("/project/.venv/bin/onchip\n")
+    package = ROOT / "src" / "onchip"
+    kernels = {str(path.relative_to(package)) for path in package.rglob("*.cu*") if path.suffix in (".cu", ".cuh")}
+    assert kernels <= set(ran.stdout.splitlines()), "the wheel holds every CUDA file"

@@ -39,7 +39,7 @@ def compile_program(program: Program, arch: str) -> Binary:
     """
     # Asked first even where the cache has the entry: NVRTC loads in 7 ms, a guessed key would be wrong one day.
     version = nvrtc_version()
-    sources = _read_sources(program.source)
+    sources = read_sources(program.source)
     # --no-cache: NVRTC's own cache, which works where there is a driver, hands out binaries without ptxas' log.
     options = (f"--gpu-architecture={arch}", "--std=c++17", "--no-cache", "--ptxas-options=-v", *program.options)
     key = hashlib.sha256(
@@ -71,15 +71,19 @@ def nvrtc_version() -> tuple[int, int]:
     return major, minor
 
 
-def _read_sources(path: Path) -> dict[str, str]:
-    """The file and every header it includes, straight or not, with quotes from its own folder: name -> text."""
+def read_sources(path: Path) -> dict[str, str]:
+    """The file and every header that it includes with quotes, directly or not: name -> text.
+
+    A header is looked up in the file's folder, then in the two above it: kernels include shared headers by their path
+    below kernels/cuda, as "mma/wgmma.cuh".
+    """
     texts: dict[str, str] = {}
     waiting = [path.name]
     while waiting:
         name = waiting.pop()
-        file = path.parent / name
-        if name in texts or (name != path.name and not file.is_file()):
-            continue  # a header that is not here is NVRTC's to complain about
+        file = next((folder / name for folder in path.parents[:3] if (folder / name).is_file()), None)
+        if name in texts or file is None:
+            continue  # NVRTC reports a header that does not exist
         texts[name] = file.read_text(encoding="utf-8")
         waiting += re.findall(r'^\s*#\s*include\s*"([^"]+)"', texts[name], re.MULTILINE)
     return texts

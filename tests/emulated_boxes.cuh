@@ -3,7 +3,7 @@
 
 #include "cluster.cuh"
 
-#include "number.cuh"
+#include "common/dtype.cuh"
 
 #undef SHARED_ALIGNMENT
 #define SHARED_ALIGNMENT 1024  // places are mixed by their address

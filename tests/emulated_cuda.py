@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from fake_cuda import FakeDriver, Launched, fake_gpu
-from onchip.kernels.cuda.program import Program
+from onchip.kernels.cuda.common.program import Program
 from onchip.runtime.cuda import gpu as gpu_module
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.nvrtc import read_sources

@@ -1,7 +1,7 @@
 // Instead of strips.cuh's instructions, on the host: every lane makes its own sums from where a descriptor says.
 #pragma once
 
-#include "number.cuh"
+#include "common/dtype.cuh"
 
 #undef SHARED_ALIGNMENT
 #define SHARED_ALIGNMENT 128

@@ -2,7 +2,7 @@
 // A sum is rounded after every term here; which of a tensor core's sums are, and how, is the chip's.
 #pragma once
 
-#include "number.cuh"
+#include "common/dtype.cuh"
 
 template <class P>
 float number_of(u32 word, int i) {

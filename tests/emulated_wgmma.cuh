@@ -3,7 +3,7 @@
 #pragma once
 
 #include "boxes.cuh"
-#include "number.cuh"
+#include "common/dtype.cuh"
 
 template <class P>
 float number_of(u32 word, int i) {

@@ -16,7 +16,7 @@ import mlp_networks
 import onnx_models
 import small_reports
 import text_networks
-from onchip.kernels.cuda.program import Program
+from onchip.kernels.cuda.common.program import Program
 from onchip.network.graph import Network
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job

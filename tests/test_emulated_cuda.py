@@ -7,7 +7,7 @@ import pytest
 
 import emulated_cuda
 from emulated_cuda import FIND_RACES, Kernel, guarded_bytes, needs_gxx
-from onchip.kernels.cuda.program import Program
+from onchip.kernels.cuda.common.program import Program
 
 pytestmark = needs_gxx
 

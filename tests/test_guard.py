@@ -4,7 +4,7 @@ import pytest
 
 from guard import code_digest, compare, compare_code, renamed, sections, training_of
 from onchip.errors import DeviceError
-from onchip.kernels.cuda.program import Program
+from onchip.kernels.cuda.common.program import Program
 from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
 
 KERNEL = "__global__ void {name}(float* x) {{ x[threadIdx.x] = {value} * x[threadIdx.x + 1]; }}\n"

@@ -12,8 +12,8 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from layer_cases import CASES
 from layer_cases import network as network_of
 from onchip.kernels import reference
+from onchip.kernels.cuda.common.program import Steps
 from onchip.kernels.cuda.conv import DIRECT, NARROW, TILES, ConvAlone, ConvLowering
-from onchip.kernels.cuda.program import Steps
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     Clip,

@@ -14,7 +14,8 @@ from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import as_of_many, claims_of, run_claim
 from onchip.kernels import reference
-from onchip.kernels.cuda import KERNELS, window
+from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.common import window
 from onchip.kernels.cuda.depthwise import DepthwiseAlone
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (

@@ -10,9 +10,9 @@ from onchip.errors import DeviceError, KernelError, ShapeError
 from onchip.kernels import reference
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda import mlp_fused
+from onchip.kernels.cuda.common.program import LaunchConfig
 from onchip.kernels.cuda.mlp_fused import ARCHITECTURES, MlpFused, chunks, layer_floats, shared_bytes, strides
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
-from onchip.kernels.cuda.program import LaunchConfig
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io

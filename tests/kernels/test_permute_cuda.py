@@ -11,7 +11,7 @@ import onchip
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, run_claim
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.divide import parts
+from onchip.kernels.cuda.common.fast_divide import parts
 from onchip.kernels.cuda.permute import (
     MOST_AXES,
     MOST_LINES,

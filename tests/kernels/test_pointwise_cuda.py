@@ -8,10 +8,10 @@ import pytest
 import onchip
 from checks import rows
 from emulated_cuda import emulated_gpu, needs_gxx
-from onchip.kernels.cuda.divide import magic_of
+from onchip.kernels.cuda.common.fast_divide import magic_of
+from onchip.kernels.cuda.common.program import Input
 from onchip.kernels.cuda.pointwise import MOST_NUMBERS, Pointwise, rows_a_launch
 from onchip.kernels.cuda.pointwise_run import MOST_KEPT, MOST_OUTPUTS, MOST_STEPS, What, Where, stretch
-from onchip.kernels.cuda.program import Input
 from onchip.network.build import sequential
 from onchip.network.io import with_io
 from onchip.network.layers import (

@@ -12,7 +12,7 @@ from onchip.kernels.chain import find_chain
 from onchip.kernels.cpu.mlp_train import MlpTrain
 from onchip.kernels.cpu.rowwise import Rowwise
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.activation import cpp_name
+from onchip.kernels.cuda.common.activation import cpp_name
 from onchip.kernels.pointwise import ACTIVATIONS, BINARY, CPU_ACTIVATIONS, OPERATIONS, TRAINED, UNARY, operation_of
 from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node

@@ -7,12 +7,12 @@ from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
 from onchip.kernels.cuda import product as product_module
+from onchip.kernels.cuda.common.program import Input, Int64, Output, Steps
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.mma_tiles import TILES, tiles_of
 from onchip.kernels.cuda.product import FMA_TILES, PART, Product
 from onchip.kernels.cuda.product_mma import MmaProduct
 from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight
-from onchip.kernels.cuda.program import Input, Int64, Output, Steps
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import sequential
 from onchip.network.layers import ELU, GELU, Clip, LeakyReLU, Linear

@@ -10,7 +10,7 @@ import onchip
 from checks import narrow_numbers, narrow_sums
 from emulated_cuda import Kernel, emulated_gpu, needs_gxx
 from onchip.kernels import reference
-from onchip.kernels.cuda.program import Input, Output, Program, Scratch, Steps
+from onchip.kernels.cuda.common.program import Input, Output, Program, Scratch, Steps
 from onchip.kernels.cuda.scan import Scan, ScanAlone
 from onchip.kernels.reference.scan import scan as reference_scan
 from onchip.network.build import sequential

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onchip.errors import DeviceError
-from onchip.kernels.cuda.program import Budget, Int64, KernelLaunch, LaunchConfig, Output
+from onchip.kernels.cuda.common.program import Budget, Int64, KernelLaunch, LaunchConfig, Output
 from onchip.ladders import decode_cuda, profile
 from onchip.ladders.decode_cuda import LADDER, DecodeTruth, floor_ms, naive_half
 from onchip.ladders.device import DeviceRows, occupancy

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fake_cuda import FakeDriver, fake_gpu
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     Budget,
     Input,
     KernelLaunch,

@@ -109,7 +109,7 @@ import dataclasses, sys
 import numpy as np
 from pathlib import Path
 from onchip.errors import KernelError
-from onchip.kernels.cuda.program import *
+from onchip.kernels.cuda.common.program import *
 from onchip.plan.planner import make_plan
 from onchip.runtime.engine import Engine
 from onchip.runtime.placement import find_device, kernels_for

@@ -12,7 +12,7 @@ import pytest
 
 from checks import rows
 from onchip.errors import DeviceError
-from onchip.kernels.cuda.program import LaunchConfig, Program
+from onchip.kernels.cuda.common.program import LaunchConfig, Program
 from onchip.runtime.cuda.gpu import Gpu
 
 pytestmark = pytest.mark.gpu
@@ -201,7 +201,7 @@ import sys
 import numpy as np
 from pathlib import Path
 from onchip.errors import KernelError
-from onchip.kernels.cuda.program import LaunchConfig, Program
+from onchip.kernels.cuda.common.program import LaunchConfig, Program
 from onchip.runtime.cuda.gpu import Gpu
 
 gpu = Gpu.get(0)

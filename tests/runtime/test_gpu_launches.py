@@ -9,7 +9,7 @@ import pytest
 from checks import rows
 from fake_cuda import FREE_BYTES, FakeDriver, fake_gpu
 from onchip.errors import DeviceError, KernelError
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     Budget,
     Input,
     Int64,

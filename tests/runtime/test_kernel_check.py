@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from onchip.errors import DeviceError
-from onchip.kernels.cuda.program import Program
+from onchip.kernels.cuda.common.program import Program
 from onchip.runtime.cuda import kernel_check
 from onchip.runtime.cuda.kernel_check import DEVICES, find_modules, main, run_task, static_shared_bytes, tasks_of
 from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
@@ -26,7 +26,7 @@ MODULE = """\
 from pathlib import Path
 from types import SimpleNamespace
 from onchip.errors import PlanError
-from onchip.kernels.cuda.program import Budget, Instance, KernelLaunch, LaunchConfig, Program
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_999")

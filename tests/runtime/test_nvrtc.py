@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from onchip.errors import DeviceError, KernelError
-from onchip.kernels.cuda.program import Program
+from onchip.kernels.cuda.common.program import Program
 from onchip.runtime.cuda import nvrtc
 from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.errors import KernelError
-from onchip.kernels.cuda.program import LaunchConfig, Program
+from onchip.kernels.cuda.common.program import LaunchConfig, Program
 from onchip.runtime.cuda.gpu import Gpu
 
 THREADS = 64

@@ -14,7 +14,7 @@ import onchip.kernels.cuda
 from every_network import programs_of
 from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.program import Program
+from onchip.kernels.cuda.common.program import Program
 from onchip.kernels.cuda.recipes import RecipeLowering, Source
 from onchip.kernels.cuda.scan import Scan
 from onchip.network.scan_op import ScanOp

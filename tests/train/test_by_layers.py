@@ -13,8 +13,8 @@ from emulated_engine import emulate_device
 from onchip.errors import KernelError
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda import mlp_by_layers
+from onchip.kernels.cuda.common.program import Program
 from onchip.kernels.cuda.mlp_by_layers import ByLayersLowering, make_lowering
-from onchip.kernels.cuda.program import Program
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.plan.device import H200

@@ -4,7 +4,7 @@
 | --------------------- | --------------------------------------------------------------------------------------- |
 | `forward`, `backward` | `kernels/reference/`: NumPy, any float dtype; the truth                                 |
 | `cpu`                 | `kernels/cpu/activation.py`: a loop of vector code, by this number                      |
-| `cuda`                | `kernels/cuda/activation.cuh`, `function.cuh` and `pointwise.cu`: a struct              |
+| `cuda`                | `kernels/cuda/common/`: a struct of `activation.cuh` or `function.cuh`                  |
 
 A test runs all columns of every row on the same numbers.
 """
@@ -84,7 +84,7 @@ class Operation:
     variant: str = ""  # of a layer that is several operations: what it says of itself
     parameters: tuple[str, ...] = ()  # what it is told; a bound of None is an infinity
     slope_of_result: bool = False  # its derivative follows from its result alone: what training on the chip needs
-    behind_products: bool = False  # CUDA's products take it along: their switch (product.cuh) has a case for it
+    behind_products: bool = False  # CUDA's products take it along: their switch (common/epilogue.cuh) has a case for it
 
     @property
     def forward(self) -> Forward:

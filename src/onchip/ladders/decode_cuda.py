@@ -12,8 +12,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from onchip.kernels.cuda import KERNELS as ENGINE_KERNELS
-from onchip.kernels.cuda.mlp_fused import MlpFused
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     Argument,
     Budget,
@@ -27,6 +26,7 @@ from onchip.kernels.cuda.program import (
     Steps,
     Weight,
 )
+from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.ladders.decode import weight_matrices
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, line_of, rung_instances
 from onchip.ladders.frame import Ladder, Rung

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from onchip.kernels.cuda.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
+from onchip.kernels.cuda.common.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.runtime.cuda.bound_steps import BoundSteps

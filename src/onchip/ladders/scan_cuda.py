@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from typing import ClassVar
 
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     Argument,
     Budget,

@@ -7,7 +7,7 @@
 // Layout  x (outer, N, inner), y (outer, inner) of int64, row-major.
 // Shared  None.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
-#include "wide.cuh"
+#include "common/accumulator.cuh"
 
 constexpr int THREADS = 256;
 

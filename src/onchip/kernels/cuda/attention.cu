@@ -17,7 +17,7 @@
 // Limits  Sk <= KEYS, D and V <= WIDTH, any Sq; KEYS 16 to 128, WIDTH 16 to 64. IS_WHOLE: D and V are WIDTH, and numbers
 //         lie side by side, four of them aligned. float32, float16 or bfloat16 in memory; sm_80 up. In fp32, what meets
 //         an infinity is a NaN.
-#include "activation.cuh"
+#include "common/activation.cuh"
 #include "mma_words.cuh"
 
 constexpr int ROWS = 16, WARPS = 4;

@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.cuda.attention_run import Attention, find_attention
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.norm import stretched
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
     Argument,
@@ -29,7 +27,9 @@ from onchip.kernels.cuda.program import (
     Weight,
     in_line,
 )
-from onchip.kernels.cuda.strided import Heads
+from onchip.kernels.cuda.common.strides import Heads
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.norm import stretched
 from onchip.network.graph import Network
 from onchip.network.layers import MatMul
 from onchip.network.recipe import Array, Recipe, recipe_op

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onchip.kernels.chain import is_closed
-from onchip.kernels.cuda.strided import Heads, View
+from onchip.kernels.cuda.common.strides import Heads, View
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, MatMul, Mul, Permute, Reshape, Slice, Softmax
 

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "cluster.cuh"
-#include "number.cuh"
+#include "common/dtype.cuh"
 
 struct __align__(64) TensorMap {
     unsigned long long words[16];  // as the driver encodes it

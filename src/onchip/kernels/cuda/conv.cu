@@ -21,8 +21,8 @@
 // Shared  2 * 16 * (BP + BN + 4) numbers, 24 B a place and 32 B a k: 28 672 B for 128 x 64; in float64 27 648 B for
 //         64 x 32. conv_narrow 4 * PART numbers.
 // Limits  x and y float32, float16 or bfloat16, w float32; or all float64; offsets in an image in 32 bits; sm_80 up.
-#include "product.cuh"
-#include "wide.cuh"
+#include "common/epilogue.cuh"
+#include "common/accumulator.cuh"
 
 constexpr int DEPTH = 16;  // of a slice along k
 constexpr int PART = 128;  // terms of a sum; longer ones are sums of sums

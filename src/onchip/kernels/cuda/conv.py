@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.chain import with_activation
-from onchip.kernels.cuda.activation import activation_words
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
     Argument,
@@ -26,6 +25,7 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Convolution, Elementwise, Layer, TransposedConvolution

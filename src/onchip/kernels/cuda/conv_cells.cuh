@@ -1,7 +1,7 @@
 // conv_cells.cuh: what conv_last.cu and conv_last_wgmma.cu share: numbers of cells on their way out.
 #pragma once
 
-#include "product.cuh"
+#include "common/epilogue.cuh"
 
 // What is computed in 16 bits is as exact as such numbers, however it is stored: a brief activation will do.
 template <int BYTES>

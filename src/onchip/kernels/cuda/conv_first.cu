@@ -21,8 +21,8 @@
 // Limits  Less than 2^31 tiles; all of one within a block's shared memory; images of less than 2^31 numbers; x begins at
 //         a multiple of 16 B; windows of a pool have 2^n places, up to 16, and y ends with a whole one; sm_80 up.
 #include "conv_mma.cuh"
-#include "divide.cuh"
-#include "wide.cuh"
+#include "common/fast_divide.cuh"
+#include "common/accumulator.cuh"
 
 constexpr int MT = 2;    // 16 MT places a warp at a time
 constexpr int UNIT = 8;  // pixels of a line that a thread brings at a time

@@ -12,7 +12,25 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.chain import is_closed
-from onchip.kernels.cuda.activation import activation_words
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+    Struct,
+    UInt32,
+    Weight,
+)
 from onchip.kernels.cuda.conv import Geometry, geometry_of
 from onchip.kernels.cuda.conv_mma import (
     COLUMNS,
@@ -30,26 +48,8 @@ from onchip.kernels.cuda.conv_mma import (
     multiplied_fragments,
     price_of,
 )
-from onchip.kernels.cuda.divide import divider
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
 from onchip.kernels.cuda.pool import POOLS
-from onchip.kernels.cuda.program import (
-    EVERY_CHIP,
-    NUMBERS,
-    Argument,
-    Budget,
-    Input,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Output,
-    Program,
-    Steps,
-    Struct,
-    UInt32,
-    Weight,
-)
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.kernels.token_branches import never_falls
 from onchip.network.graph import Network, Node

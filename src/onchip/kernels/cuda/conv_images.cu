@@ -22,7 +22,7 @@
 //         and 64 KB of what leaves: 209 KB.
 // Limits  C and N numbers are multiples of 16 B; up to MOST_STEPS pixels under a cell; sm_90a.
 #include "boxes.cuh"
-#include "product.cuh"
+#include "common/epilogue.cuh"
 #include "wgmma.cuh"
 
 constexpr int TEAM = 128, TEAMS = 2, LINE = 128;

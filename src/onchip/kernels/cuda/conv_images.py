@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from onchip.kernels.cuda.activation import activation_words
-from onchip.kernels.cuda.conv import Geometry, Pair
-from onchip.kernels.cuda.conv_cells import NO_TAP, CellAxis, cell_axis
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product_wgmma import ALIGN_BYTES, LINE, TEAM
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.program import (
     Argument,
     Budget,
     Input,
@@ -27,6 +23,10 @@ from onchip.kernels.cuda.program import (
     TensorMap,
     UInt32,
 )
+from onchip.kernels.cuda.conv import Geometry, Pair
+from onchip.kernels.cuda.conv_cells import NO_TAP, CellAxis, cell_axis
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.product_wgmma import ALIGN_BYTES, LINE, TEAM
 from onchip.network.layers import Elementwise
 
 SOURCE = Path(__file__).with_suffix(".cu")

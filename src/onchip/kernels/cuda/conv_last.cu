@@ -23,7 +23,7 @@
 #include "boxes.cuh"
 #include "conv_cells.cuh"
 #include "conv_mma.cuh"
-#include "divide.cuh"
+#include "common/fast_divide.cuh"
 
 constexpr int CREW = 8, CREW_THREADS = 32 * CREW;  // warps of a block
 constexpr int STEP_BYTES = 32;                     // of a pixel's channels, in a step of k

@@ -8,23 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onchip.kernels.cuda.activation import activation_words
-from onchip.kernels.cuda.conv import Geometry, Pair
-from onchip.kernels.cuda.conv_cells import CellAxis, Table, cell_axis, cell_weights
-from onchip.kernels.cuda.conv_mma import (
-    COLUMNS,
-    PART,
-    even_share,
-    fragment_shape,
-    in_fragments,
-    label_of,
-    multiplied_fragments,
-    price_of,
-)
-from onchip.kernels.cuda.divide import divider
-from onchip.kernels.cuda.last_layers import LastLayers, find_last_layers
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
     Argument,
@@ -41,6 +27,20 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.conv import Geometry, Pair
+from onchip.kernels.cuda.conv_cells import CellAxis, Table, cell_axis, cell_weights
+from onchip.kernels.cuda.conv_mma import (
+    COLUMNS,
+    PART,
+    even_share,
+    fragment_shape,
+    in_fragments,
+    label_of,
+    multiplied_fragments,
+    price_of,
+)
+from onchip.kernels.cuda.last_layers import LastLayers, find_last_layers
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op

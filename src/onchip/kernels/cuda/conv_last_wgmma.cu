@@ -26,7 +26,7 @@
 //         all places of the cells whose windows have it.
 #include "boxes.cuh"
 #include "conv_cells.cuh"
-#include "divide.cuh"
+#include "common/fast_divide.cuh"
 #include "wgmma.cuh"
 
 constexpr int TEAM = 128, TEAM_WARPS = 4;  // threads that multiply 64 cells

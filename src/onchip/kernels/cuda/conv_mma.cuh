@@ -4,7 +4,7 @@
 //          together, so a warp reads 256 bytes in a row. Of fp32 the upper parts come first, then the lower ones.
 #pragma once
 
-#include "product.cuh"
+#include "common/epilogue.cuh"
 #include "tensor_core.cuh"
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS;

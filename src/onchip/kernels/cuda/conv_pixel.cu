@@ -11,9 +11,9 @@
 // Shared  C * N floats, N filled up to whole slices of BN: 512 B for 8 -> 16.
 // Limits  x and y float32, float16 or bfloat16, w float32; C * N up to 8,192, filled up; Index counts threads and
 //         pixels; sm_80 up.
-#include "divide.cuh"
-#include "product.cuh"
-#include "wide.cuh"
+#include "common/fast_divide.cuh"
+#include "common/epilogue.cuh"
+#include "common/accumulator.cuh"
 
 constexpr int THREADS = 256;
 

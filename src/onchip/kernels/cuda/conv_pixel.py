@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.chain import with_activation
-from onchip.kernels.cuda.activation import activation_words
-from onchip.kernels.cuda.conv import Geometry, conv_recipes, geometry_of
-from onchip.kernels.cuda.divide import divider, index_of
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.fast_divide import divider, index_of
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
     Argument,
@@ -28,6 +26,8 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.conv import Geometry, conv_recipes, geometry_of
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Convolution, Elementwise

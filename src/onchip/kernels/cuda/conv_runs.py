@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onchip.kernels.chain import is_closed
-from onchip.kernels.cuda.program import NUMBERS
+from onchip.kernels.cuda.common.program import NUMBERS
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Cast, Convolution, Elementwise, TransposedConvolution

@@ -10,22 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.cuda.activation import activation_words
-from onchip.kernels.cuda.conv import Geometry, geometry_of
-from onchip.kernels.cuda.conv_images import UNIT_CYCLES, ImageConv, image_conv
-from onchip.kernels.cuda.conv_runs import ConvRun, find_runs
-from onchip.kernels.cuda.conv_windows import Windows
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product_wgmma import (
-    ARCHITECTURES,
-    BOX_ROWS,
-    LINE,
-    PART,
-    WgmmaProduct,
-    multiplied_weight,
-    parts_have_slices,
-)
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.program import (
     Argument,
     Input,
     Instance,
@@ -39,6 +25,20 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
     WindowMap,
+)
+from onchip.kernels.cuda.conv import Geometry, geometry_of
+from onchip.kernels.cuda.conv_images import UNIT_CYCLES, ImageConv, image_conv
+from onchip.kernels.cuda.conv_runs import ConvRun, find_runs
+from onchip.kernels.cuda.conv_windows import Windows
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.product_wgmma import (
+    ARCHITECTURES,
+    BOX_ROWS,
+    LINE,
+    PART,
+    WgmmaProduct,
+    multiplied_weight,
+    parts_have_slices,
 )
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise

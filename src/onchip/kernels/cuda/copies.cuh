@@ -1,7 +1,7 @@
 // copies.cuh: asynchronous copies to shared memory, and fragments of the tensor cores from there.
 #pragma once
 
-#include "number.cuh"
+#include "common/dtype.cuh"
 
 __device__ __forceinline__ u32 shared_address(const void* at) { return static_cast<u32>(__cvta_generic_to_shared(at)); }
 

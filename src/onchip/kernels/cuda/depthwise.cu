@@ -1,6 +1,6 @@
 // depthwise.cu: convolutions in which every channel of y is made of one channel of x. Sizes are run-time values.
 //
-// Idea    A thread makes Q x U x V outputs (window.cuh). Windows of a few common sizes are unrolled, with the weights
+// Idea    A thread makes Q x U x V outputs (common/window.cuh). Windows of a few common sizes are unrolled, with the weights
 //         in registers: a thread's numbers are on their way at once, each is read once for all its windows. Any other
 //         is a loop over the rows and their taps: a weight is read for U outputs, a number for Q x U of them. An
 //         activation that follows comes along.
@@ -14,8 +14,8 @@
 // Shared  None: neighbours find what they share in L1.
 // Limits  Any geometry; up to 2^31 numbers a row, 2^28 along an axis; x and y float32, float16 or bfloat16, w and bias
 //         float32; or all float64, without an activation; sm_80 up.
-#include "product.cuh"
-#include "window.cuh"
+#include "common/epilogue.cuh"
+#include "common/window.cuh"
 
 constexpr int PART = 128;  // terms of a sum; longer ones are sums of sums
 

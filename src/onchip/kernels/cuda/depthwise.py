@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.chain import with_activation
-from onchip.kernels.cuda.activation import activation_words
-from onchip.kernels.cuda.divide import divider
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
     Argument,
@@ -26,7 +25,8 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.window import Axis, Windows, axes_of
+from onchip.kernels.cuda.common.window import Axis, Windows, axes_of
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Convolution, Elementwise

@@ -15,9 +15,9 @@
 // Shared  gather_sum: W sums a thread, up to 4 KiB a block, where several share one.
 // Limits  Sizes are run-time values; ids int32 or int64; tables and y of token_conv float32, float16, bfloat16, summed in
 //         float32 in the order of the taps, or both float64; sm_80 up.
-#include "divide.cuh"
-#include "status.cuh"
-#include "wide.cuh"
+#include "common/fast_divide.cuh"
+#include "common/status.cuh"
+#include "common/accumulator.cuh"
 
 constexpr int THREADS = 256, PART = 16;
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.chain import is_closed
-from onchip.kernels.cuda.divide import divider
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
     Argument,
@@ -28,6 +27,7 @@ from onchip.kernels.cuda.program import (
     Weight,
     in_line,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Embedding, GlobalMean, GlobalSum, TokenConv
 from onchip.network.layers.base import row_axis

@@ -7,7 +7,7 @@
 // Layout  Item j of row b of part p goes to to[b * to_row + to_first + j * words]; it comes from the row of a table that
 //         ids[b * row + first + j * each] says, or from from[b * row + first + j * each]. Counted in ids, and in words.
 // Limits  Up to 16 parts and 8 kinds of ids a launch; words of 1, 2, 4, 8 or 16 bytes, aligned; ids int32 or int64; sm_80 up.
-#include "status.cuh"
+#include "common/status.cuh"
 
 constexpr int THREADS = 256, MOST = 16;
 

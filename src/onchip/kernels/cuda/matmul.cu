@@ -11,7 +11,7 @@
 // Shared  2 * 16 * (SIDE + 4) numbers: 8 704 B for 64 x 64 floats.
 // Limits  Any M, N, K >= 1, up to 4 axes of the stack; all of one type, float32, float16, bfloat16 or float64; sm_80 up.
 #include "matmul.cuh"
-#include "wide.cuh"
+#include "common/accumulator.cuh"
 
 constexpr int DEPTH = 16, PART = 128;
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
     Argument,
@@ -26,6 +25,7 @@ from onchip.kernels.cuda.program import (
     Weight,
     in_line,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import MatMul
 from onchip.network.recipe import Recipe, as_is

@@ -7,6 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Budget,
+    Input,
+    Instance,
+    KernelLaunch,
+    Program,
+    Steps,
+    in_line,
+)
 from onchip.kernels.cuda.matmul import (
     MOST_AXES,
     MOST_BLOCKS,
@@ -18,17 +29,6 @@ from onchip.kernels.cuda.matmul import (
     operands_of,
 )
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import (
-    EVERY_CHIP,
-    NUMBERS,
-    Budget,
-    Input,
-    Instance,
-    KernelLaunch,
-    Program,
-    Steps,
-    in_line,
-)
 from onchip.network.graph import Network
 from onchip.network.layers import MatMul
 from onchip.plan.device import Device

@@ -17,9 +17,9 @@
 //         = (8 960 + 12 * 32 * 76) * 4 = 152 576 B for 72-64-64-4 with ROWS = 32, WARPS = 12.
 // Limits  Any widths and depth that fit; any B (the last tile is masked); ROWS in {8, 16, 32}; sm_80 up.
 
-#include "activation.cuh"
-#include "number.cuh"
-#include "softmax.cuh"
+#include "common/activation.cuh"
+#include "common/dtype.cuh"
+#include "common/softmax.cuh"
 
 // One Linear with what follows it: W (D_out, D_in), maybe a bias, an activation.
 template <int D_in_, int D_out_, class Act_, bool has_bias_, bool is_resident_>

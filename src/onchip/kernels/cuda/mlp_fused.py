@@ -17,9 +17,8 @@ import numpy as np
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda import mlp_tensor
-from onchip.kernels.cuda.activation import cpp_name
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.activation import cpp_name
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
     Budget,
@@ -33,6 +32,7 @@ from onchip.kernels.cuda.program import (
     Steps,
     Weight,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import mlp
 from onchip.network.graph import Network

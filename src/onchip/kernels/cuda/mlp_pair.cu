@@ -15,7 +15,7 @@
 //         225 KB for K = 256 with five stages.
 // Limits  x of P's numbers; K and H multiples of 8, N at most BN = 256; M < 2^31; sm_90a.
 #include "boxes.cuh"
-#include "product.cuh"
+#include "common/epilogue.cuh"
 #include "wgmma.cuh"
 
 constexpr int TEAM = 128, TEAMS = 2, ROWS = 64;  // threads; and rows, or hidden numbers, of a tile

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda import mlp_tensor
-from onchip.kernels.cuda.activation import activation_words, cpp_name
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product_wgmma import ALIGN_BYTES, BOX_ROWS, multiplied_weight
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.activation import activation_words, cpp_name
+from onchip.kernels.cuda.common.program import (
     NUMBERS,
     Argument,
     Budget,
@@ -29,6 +27,8 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.product_wgmma import ALIGN_BYTES, BOX_ROWS, multiplied_weight
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise

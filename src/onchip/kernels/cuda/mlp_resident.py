@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from onchip.kernels.chain import Chain, find_chain
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.mlp_train import TrainLowering, price_of
-from onchip.kernels.cuda.mlp_train_bytes import ByteRows
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     Budget,
     Instance,
     Int64,
@@ -26,6 +23,9 @@ from onchip.kernels.cuda.program import (
     Steps,
     Struct,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.mlp_train import TrainLowering, price_of
+from onchip.kernels.cuda.mlp_train_bytes import ByteRows
 from onchip.kernels.cuda.train_layer import find_layers, split_evenly
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import trained_chain, why_not_plain

@@ -21,8 +21,8 @@
 // Limits  Weights that fit into shared memory, fragments that fit into registers (the host counts both); any B, any
 //         widths, any rows: longer than MOST_STEPS steps of k they are read from global memory as they are needed.
 //         wgmma on sm_90a, mma.sync elsewhere, sm_80 up.
-#include "activation.cuh"
-#include "number.cuh"
+#include "common/activation.cuh"
+#include "common/dtype.cuh"
 #include "rows_in.cuh"
 #include "rows_out.cuh"
 #include "tensor_core.cuh"

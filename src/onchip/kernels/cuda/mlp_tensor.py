@@ -12,17 +12,8 @@ from pathlib import Path
 
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
-from onchip.kernels.cuda.activation import cpp_name
-from onchip.kernels.cuda.mlp_packing import (
-    PRECISIONS,
-    Precision,
-    first_steps,
-    fitting_layers,
-    pack_recipe,
-    round_up,
-    weight_bytes,
-)
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.activation import cpp_name
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
     Budget,
@@ -35,6 +26,15 @@ from onchip.kernels.cuda.program import (
     Program,
     Steps,
     Weight,
+)
+from onchip.kernels.cuda.mlp_packing import (
+    PRECISIONS,
+    Precision,
+    first_steps,
+    fitting_layers,
+    pack_recipe,
+    round_up,
+    weight_bytes,
 )
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import mlp

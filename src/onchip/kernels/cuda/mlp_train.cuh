@@ -9,8 +9,8 @@
 //         in float; then the warps' sums first to last. It depends on the sizes of the layer and of a full batch alone.
 #pragma once
 
-#include "number.cuh"
-#include "product.cuh"
+#include "common/dtype.cuh"
+#include "common/epilogue.cuh"
 #include "tensor_core.cuh"
 
 constexpr int CHUNK = 16, WARPS = 8, THREADS = 32 * WARPS;

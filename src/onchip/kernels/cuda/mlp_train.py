@@ -11,14 +11,7 @@ from typing import Self
 
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, find_chain
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH, PARTS_BUDGET, STAGE_K, ByteRows
-from onchip.kernels.cuda.mlp_train_rows import BUDGET as ROWS_BUDGET
-from onchip.kernels.cuda.mlp_train_rows import LEAST_ROWS, MOST_WIDTHS, RowsPass
-from onchip.kernels.cuda.mlp_train_stream import BUDGET as STREAM_BUDGET
-from onchip.kernels.cuda.mlp_train_stream import THREADS as STREAM_THREADS
-from onchip.kernels.cuda.mlp_train_stream import StreamPass
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     Argument,
     Budget,
@@ -33,6 +26,13 @@ from onchip.kernels.cuda.program import (
     Struct,
     UInt32,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH, PARTS_BUDGET, STAGE_K, ByteRows
+from onchip.kernels.cuda.mlp_train_rows import BUDGET as ROWS_BUDGET
+from onchip.kernels.cuda.mlp_train_rows import LEAST_ROWS, MOST_WIDTHS, RowsPass
+from onchip.kernels.cuda.mlp_train_stream import BUDGET as STREAM_BUDGET
+from onchip.kernels.cuda.mlp_train_stream import THREADS as STREAM_THREADS
+from onchip.kernels.cuda.mlp_train_stream import StreamPass
 from onchip.kernels.cuda.train_layer import ROW_FLOATS, TrainLayer, find_layers, gives, split_evenly, tally_struct
 from onchip.kernels.cuda.train_tiling import Tiling, choose_tiling, product_clocks
 from onchip.kernels.pointwise import TRAINED

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.program import Budget, Program
 from onchip.kernels.cuda.mlp_packing import round_up
-from onchip.kernels.cuda.program import Budget, Program
 
 SOURCE = Path(__file__).parent / "mlp_train_bytes.cu"
 PARTS = {"fp32": 3, "tf32": 2, "fp16": 2, "bf16": 1}  # numbers of bf16 that a float is made of

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "mlp_train.cuh"
-#include "reduce.cuh"
+#include "common/reduce.cuh"
 
 // A product of the rows of a step: y = x w, K terms a sum, N numbers a row of y.
 struct Shape {

@@ -1,7 +1,7 @@
 // mlp_train_layers.cuh: layers that one launch of a training step takes rows through, forward and back.
 #pragma once
 
-#include "number.cuh"
+#include "common/dtype.cuh"
 
 constexpr int MOST_WIDTHS = 4;
 

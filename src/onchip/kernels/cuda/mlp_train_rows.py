@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from onchip.kernels.cuda.common.program import Budget, Program
 from onchip.kernels.cuda.mlp_packing import round_up
 from onchip.kernels.cuda.mlp_train_bytes import PARTS
-from onchip.kernels.cuda.program import Budget, Program
 
 SOURCE = Path(__file__).parent / "mlp_train_rows.cu"
 ROWS, WARPS, MOST_WIDTHS = 128, 8, 4  # as mlp_train_rows.cu has them

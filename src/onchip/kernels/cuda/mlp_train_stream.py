@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from onchip.kernels.cuda.common.program import Budget, Program
 from onchip.kernels.cuda.mlp_packing import round_up
 from onchip.kernels.cuda.mlp_train_bytes import PARTS
 from onchip.kernels.cuda.mlp_train_rows import MOST_OUTPUTS, MOST_WIDTHS
-from onchip.kernels.cuda.program import Budget, Program
 
 SOURCE = Path(__file__).parent / "mlp_train_stream.cu"
 WARPS, TILE_ROWS, MOST_TILES = 16, 16, 2  # of a block, as mlp_train_stream.cu has them

@@ -9,11 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from onchip.kernels.chain import Chain, find_chain
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.mlp_train import DIGITS, THREADS, TrainLowering, price_of
-from onchip.kernels.cuda.mlp_train_bytes import ByteRows
-from onchip.kernels.cuda.mlp_train_rows import MOST_OUTPUTS, MOST_WIDTHS
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     Budget,
     Instance,
     KernelLaunch,
@@ -24,6 +20,10 @@ from onchip.kernels.cuda.program import (
     Struct,
     UInt32,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.mlp_train import DIGITS, THREADS, TrainLowering, price_of
+from onchip.kernels.cuda.mlp_train_bytes import ByteRows
+from onchip.kernels.cuda.mlp_train_rows import MOST_OUTPUTS, MOST_WIDTHS
 from onchip.kernels.cuda.train_layer import find_layers, gives, tally_struct
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import trained_chain

@@ -15,7 +15,7 @@
 #pragma once
 
 #include "copies.cuh"
-#include "product.cuh"
+#include "common/epilogue.cuh"
 #include "tensor_core.cuh"
 
 constexpr int UNITS = 4;         // of k, in a row of a slice

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from onchip.kernels.cuda.common.program import Budget
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import Budget
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import H200, Device
 

@@ -14,8 +14,8 @@
 //         parts as x, or `period` that are added again and again.
 // Shared  A number for each warp, where a block shares a part.
 // Limits  1 <= N < 2^30, a multiple of V, which is aligned; float32, float16, bfloat16, float64; sm_80 up.
-#include "divide.cuh"
-#include "reduce.cuh"
+#include "common/fast_divide.cuh"
+#include "common/reduce.cuh"
 
 constexpr int THREADS = 256;
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.cuda.divide import divider
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
     Argument,
@@ -30,6 +29,7 @@ from onchip.kernels.cuda.program import (
     Weight,
     in_line,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, RowNorm
 from onchip.network.layers.norm import NormParts

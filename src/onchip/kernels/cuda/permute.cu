@@ -23,7 +23,7 @@
 //         thread has (K | 1) * 16 B, so that eight lanes meet all banks: 12 KB for 3 channels.
 // Limits  Up to six axes, once those that stay together are one; words of 1 to 16 bytes, or float32, float16 and
 //         bfloat16 into each other; Index counts words, or lines and columns; sm_80 up.
-#include "divide.cuh"
+#include "common/fast_divide.cuh"
 
 constexpr int THREADS = 256, TOGETHER = 4;
 constexpr int A_THREAD = 16, TILE = THREADS * A_THREAD;  // numbers of a box, at most

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.divide import MOST, divider, index_of, parts
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.fast_divide import MOST, divider, index_of, parts
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
     Argument,
@@ -29,6 +28,7 @@ from onchip.kernels.cuda.program import (
     UInt32,
     in_line,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Permute
 from onchip.network.types import DTYPE_BYTES, TensorType

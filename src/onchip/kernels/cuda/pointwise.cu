@@ -6,7 +6,7 @@
 // Few     Where numbers are few, a thread has one group of neighbours: less to go through one after the other.
 // Floor   Every value read and given moves once: 2^28 numbers of float32 through any chain are 2.1 GB / 4.8 TB/s =
 //         447 us. At 4.2 TB/s, 132 multiprocessors at 1.7 GHz issue 55 instructions for each number, 28 in 16 bits;
-//         decoding takes about one a step, activations up to 23 (activation.cuh), in 16 bits up to 15 (brief.cuh).
+//         decoding takes about one a step, activations up to 23 (common/activation.cuh), in 16 bits up to 15 (common/fast_math.cuh).
 // Numbers What a run is computed in: float, double where layers are float64, long long where they are ints; what is
 //         narrower is cut off behind each layer. A Cast to floats may be the first of a run, ToInts the last.
 // Two     A run of the operations that nearly all networks have (COMMON) has a kernel without the others, which would
@@ -22,10 +22,10 @@
 // Shared  THREADS * 64 B for each value that is kept at the same time.
 // Limits  MOST_OPERANDS values and weights, MOST_OUTPUTS values given, MOST_STEPS steps, count < 2^31; sm_80 up.
 #include "boxes.cuh"
-#include "brief.cuh"
-#include "divide.cuh"
-#include "function.cuh"
-#include "status.cuh"
+#include "common/fast_math.cuh"
+#include "common/fast_divide.cuh"
+#include "common/function.cuh"
+#include "common/status.cuh"
 
 constexpr int THREADS = 256;
 constexpr int MOST_OPERANDS = 12, MOST_OUTPUTS = 6, MOST_STEPS = 64, MOST_LEVELS = 6;
@@ -98,7 +98,7 @@ __device__ __forceinline__ T narrowed(Number v) {
     }
 }
 
-// -- operations: activation.cuh's, function.cuh's and rounding -----------------------------------------------------------------------
+// -- operations: common/activation.cuh's, common/function.cuh's and rounding -----------------------------------------------------------------------
 
 template <class T>
 struct Rounded {

@@ -11,7 +11,20 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
-from onchip.kernels.cuda.divide import magic_of
+from onchip.kernels.cuda.common.fast_divide import magic_of
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    NOTHING,
+    Budget,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Memory,
+    Program,
+    Steps,
+    Struct,
+)
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.pointwise_run import (
     COMBINATIONS,
@@ -38,19 +51,6 @@ from onchip.kernels.cuda.pointwise_run import (
     why_not,
 )
 from onchip.kernels.cuda.product_few import OVERLAPPING
-from onchip.kernels.cuda.program import (
-    EVERY_CHIP,
-    NOTHING,
-    Budget,
-    Instance,
-    Int64,
-    KernelLaunch,
-    LaunchConfig,
-    Memory,
-    Program,
-    Steps,
-    Struct,
-)
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Reshape
 from onchip.plan.device import Device

@@ -1,6 +1,6 @@
 // pool.cu: the largest or the mean of every window of an image, or of a signal.
 //
-// Idea    A thread makes Q x U x V outputs (window.cuh). A row of x is pooled across first, once for all the windows
+// Idea    A thread makes Q x U x V outputs (common/window.cuh). A row of x is pooled across first, once for all the windows
 //         below each other that it is in. Windows of a few common sizes are unrolled, and all that a thread reads is on
 //         its way at once; any other is a loop over its rows and their taps.
 // Floor   Every number is read once and written once: 4096 x 64 x 56 x 56 floats by windows of 2 x 2 are
@@ -11,7 +11,7 @@
 //         are images whose rows are those of the batch.
 // Shared  None: neighbours find what they share in L1.
 // Limits  Any geometry; up to 2^31 numbers a row, 2^28 along an axis; float32, float16, bfloat16, float64; sm_80 up.
-#include "window.cuh"
+#include "common/window.cuh"
 
 struct Max {};
 struct Mean {};           // over what it finds in x

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.chain import in_layouts
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
     Budget,
@@ -19,7 +18,8 @@ from onchip.kernels.cuda.program import (
     Program,
     Steps,
 )
-from onchip.kernels.cuda.window import Axis, Windows, axes_of
+from onchip.kernels.cuda.common.window import Axis, Windows, axes_of
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
 from onchip.network.types import DTYPE_BYTES

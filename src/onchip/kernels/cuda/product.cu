@@ -11,7 +11,7 @@
 //         16 B long are read and written number by number.
 // Shared  2 * (BM + BN + 8) * 16 numbers: 33 792 B for 128 x 128.
 // Limits  Any M, N, K; x and y float32, float16 or bfloat16; w float32; sm_80 up.
-#include "product.cuh"
+#include "common/epilogue.cuh"
 
 constexpr int DEPTH = 16;   // of a slice along k
 constexpr int PART = 128;   // terms of a sum; longer ones are sums of sums, which are about as exact as a library's

@@ -15,7 +15,7 @@
 // Shared  8 * ROWS * COLUMNS floats: 8 KB for 16 x 16.
 // Limits  Any M, N, K; x and y float32, float16 or bfloat16. mma: K a multiple of 8. fma: V = 1, or K a multiple of V.
 #include "boxes.cuh"
-#include "product.cuh"
+#include "common/epilogue.cuh"
 #include "tensor_core.cuh"
 
 constexpr int WARPS = 8;

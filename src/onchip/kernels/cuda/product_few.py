@@ -9,10 +9,8 @@ from pathlib import Path
 
 from onchip.kernels.chain import end_dtypes, find_chain
 from onchip.kernels.cuda import mlp_tensor
-from onchip.kernels.cuda.activation import activation_words
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product import one_layer, weight_recipes
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NOTHING,
     NUMBERS,
@@ -29,6 +27,8 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.product import one_layer, weight_recipes
 from onchip.kernels.cuda.residual import Residual, residuals
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.common.program import NUMBERS, StatusWord
 from onchip.kernels.cuda.conv import Geometry, geometry_of
 from onchip.kernels.cuda.conv_runs import ConvRun, with_behind
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
@@ -27,7 +28,6 @@ from onchip.kernels.cuda.product_windows import (
     price_of,
     tap_weight,
 )
-from onchip.kernels.cuda.program import NUMBERS, StatusWord
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Conv1d, Embedding, Linear, Permute, Reshape
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op

@@ -8,13 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.chain import Chain, Dense, end_dtypes, forward_price
-from onchip.kernels.cuda.activation import activation_words
-from onchip.kernels.cuda.conv_wgmma import spread_taps
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.mma_tiles import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
-from onchip.kernels.cuda.product import plain_layer
-from onchip.kernels.cuda.product_wgmma import multiplied_weight
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
     Argument,
@@ -29,6 +24,11 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.conv_wgmma import spread_taps
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.mma_tiles import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
+from onchip.kernels.cuda.product import plain_layer
+from onchip.kernels.cuda.product_wgmma import multiplied_weight
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise
 from onchip.network.recipe import Recipe, as_is

@@ -11,11 +11,8 @@ import numpy as np
 
 from onchip.kernels.chain import Dense, end_dtypes, find_chain
 from onchip.kernels.cuda import mlp_tensor
-from onchip.kernels.cuda.activation import act_name, activation_words
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
-from onchip.kernels.cuda.pad_rows import PIECE_BYTES, pad_rows, padded, padded_rows
-from onchip.kernels.cuda.product import narrow_weight, one_layer
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.activation import act_name, activation_words
+from onchip.kernels.cuda.common.program import (
     NOTHING,
     NUMBERS,
     Argument,
@@ -34,6 +31,9 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
+from onchip.kernels.cuda.pad_rows import PIECE_BYTES, pad_rows, padded, padded_rows
+from onchip.kernels.cuda.product import narrow_weight, one_layer
 from onchip.kernels.cuda.residual import Residual, residuals
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network

@@ -17,9 +17,9 @@
 // Shared  As mma_tiles.cuh says.
 // Limits  Up to 8 phases a side; images of less than 2^30 numbers and 2^23 pixels, what windows hang over included; less
 //         than 2^31 tiles; x and y of float32, float16 or bfloat16; sm_80 up.
-#include "divide.cuh"
+#include "common/fast_divide.cuh"
 #include "mma_tiles.cuh"
-#include "status.cuh"
+#include "common/status.cuh"
 
 constexpr int MOST_PHASES = 8;  // of an axis
 constexpr int NOWHERE = -(1 << 30);

@@ -5,7 +5,7 @@
 // Floor   Bytes in and out: 4,096 x 4,096 split: 201 MB / 4.8 TB/s = 42 us.
 // Layout  w and what is made row-major, as the evaluators in product_wgmma.py and conv_wgmma.py say.
 // Limits  w float32, float16 or bfloat16; any sizes; sm_80 up.
-#include "number.cuh"
+#include "common/dtype.cuh"
 
 // To 10 bits behind the point, halves away from zero; NaNs and infinities stay (mlp_packing.py: round_tf32).
 __device__ __forceinline__ float round_tf32(float v) {

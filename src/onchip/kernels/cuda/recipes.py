@@ -11,12 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onchip.kernels.cuda.conv_wgmma import ConvWgmma, spread_taps
-from onchip.kernels.cuda.mlp_packing import narrowed
-from onchip.kernels.cuda.permute import permute
-from onchip.kernels.cuda.product import MAKES, Product, narrow_weight
-from onchip.kernels.cuda.product_wgmma import UNBIASED, ProductWgmma, WgmmaProduct, split_weight, tf32_weight
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
     Argument,
@@ -32,6 +27,11 @@ from onchip.kernels.cuda.program import (
     UInt32,
     in_line,
 )
+from onchip.kernels.cuda.conv_wgmma import ConvWgmma, spread_taps
+from onchip.kernels.cuda.mlp_packing import narrowed
+from onchip.kernels.cuda.permute import permute
+from onchip.kernels.cuda.product import MAKES, Product, narrow_weight
+from onchip.kernels.cuda.product_wgmma import UNBIASED, ProductWgmma, WgmmaProduct, split_weight, tf32_weight
 from onchip.kernels.cuda.token_max import TokenMax
 from onchip.kernels.cuda.token_slices import (
     narrow_tables,

@@ -2,8 +2,8 @@
 // step.
 #pragma once
 
-#include "activation.cuh"
-#include "wide.cuh"
+#include "common/activation.cuh"
+#include "common/accumulator.cuh"
 
 struct Lstm {};
 struct GruAfter {};

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
     Budget,
@@ -20,6 +19,7 @@ from onchip.kernels.cuda.program import (
     Steps,
     UInt32,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.recurrent import RecurrentShape, gate_recipes, moved_bytes
 from onchip.network.graph import Network
 from onchip.network.layers import Recurrent

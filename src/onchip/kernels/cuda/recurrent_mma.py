@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.chain import is_closed
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, Precision, narrowed, round_tf32
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
     Argument,
@@ -27,6 +26,7 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, Precision, narrowed, round_tf32
 from onchip.kernels.cuda.recurrent import RecurrentShape
 from onchip.kernels.cuda.recurrent_held import MOST_BLOCKS, WITHOUT_CLUSTERS
 from onchip.network.graph import Network, Node

@@ -12,7 +12,7 @@
 // Layout  x (outer, N, inner), y (outer, inner), row-major.
 // Shared  reduce_short: see short_rows.cuh, 10 KB for rows of 10 floats. reduce_columns: 256 V totals, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
-#include "reduce.cuh"
+#include "common/reduce.cuh"
 #include "short_rows.cuh"
 
 constexpr int THREADS = 256;

@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.divide import parts
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.permute import permute
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.fast_divide import parts
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
     Argument,
@@ -31,6 +29,8 @@ from onchip.kernels.cuda.program import (
     Steps,
     UInt32,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.permute import permute
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     AvgPool1d,

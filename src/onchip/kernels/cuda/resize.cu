@@ -10,8 +10,8 @@
 // Layout  y (?, n1, n2, n3, run), x (?, x_row), row-major. A table has {low, high} of n1, n2, n3, in numbers of x.
 // Limits  float32, float16, bfloat16, float64; run a multiple of V, or 1 and n3 a multiple of TOGETHER, so that as many
 //         numbers are aligned; Index counts threads; sm_80 up.
-#include "divide.cuh"
-#include "wide.cuh"
+#include "common/fast_divide.cuh"
+#include "common/accumulator.cuh"
 
 constexpr int THREADS = 256;
 

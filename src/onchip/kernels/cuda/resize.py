@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.cuda.divide import divider, index_of
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.fast_divide import divider, index_of
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
     Budget,
@@ -28,6 +27,7 @@ from onchip.kernels.cuda.program import (
     Weight,
     in_line,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.select import MOST_WORDS
 from onchip.kernels.selection import ResizeParts, axis_taps, may_turn, resize_parts
 from onchip.network.graph import Network

@@ -1,7 +1,7 @@
 // rows_in.cuh: rows of x, from global memory through shared memory into the fragments of tensor_core.cuh.
 #pragma once
 
-#include "number.cuh"
+#include "common/dtype.cuh"
 
 // A row's columns come in groups of 4 * V, V neighbours to each lane q of four: V as wide as the rows are aligned,
 // narrower groups for what is left at the end. So lane q's element e is of the group that holds column 4 * e. The

@@ -1,9 +1,9 @@
 // rows_out.cuh: the sums of the last layer, from the lanes that hold them to rows of y.
 #pragma once
 
-#include "number.cuh"
+#include "common/dtype.cuh"
 #include "rows_in.cuh"
-#include "softmax.cuh"
+#include "common/softmax.cuh"
 
 // The columns of the last layer are dealt so that a lane's lie next to each other: of BLOCKS * 8 columns lane q has
 // the 2 * BLOCKS from 2 * BLOCKS * q on, in its pairs of BLOCKS results of 8 columns. BLOCKS is 4, then 2 and 1 for

@@ -7,7 +7,7 @@
 // part by part in float32, a long row's total would lose digits on the way. So y = float(total before) op (the running
 // value of a part): some twenty roundings in float32 at the most, however long the row is, as of pairwise summation.
 #pragma once
-#include "number.cuh"
+#include "common/dtype.cuh"
 
 template <class S> struct Computed { using Type = S; };
 template <> struct Computed<f16> { using Type = float; };

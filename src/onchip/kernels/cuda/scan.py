@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.permute import permute
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     Argument,
     Budget,
@@ -29,6 +27,8 @@ from onchip.kernels.cuda.program import (
     UInt32,
     in_line,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.permute import permute
 from onchip.network.graph import Network
 from onchip.network.layers import CumSum
 from onchip.network.scan_op import ScanOp

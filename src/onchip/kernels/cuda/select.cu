@@ -7,7 +7,7 @@
 // Layout  y (?, n1, n2, n3, run), x (?, x_row), row-major, in words. The word of (o, i1, i2, i3, c) lies in x at o * x_row +
 //         places[i1] + places[n1 + i2] + places[n1 + n2 + i3] + c.
 // Limits  Words of 1, 2, 4, 8 or 16 bytes, aligned; a row of x of fewer than 2^31 words; Index counts those of y; sm_80 up.
-#include "divide.cuh"
+#include "common/fast_divide.cuh"
 
 constexpr int THREADS = 256, TOGETHER = 4;
 

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.cuda.divide import divider, index_of
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.permute import WORDS
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.fast_divide import divider, index_of
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     Budget,
     Input,
@@ -26,6 +24,8 @@ from onchip.kernels.cuda.program import (
     Weight,
     in_line,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.permute import WORDS
 from onchip.kernels.selection import may_turn, tables_for
 from onchip.network.graph import Network
 from onchip.network.layers import LAYERS, Selection

@@ -7,7 +7,7 @@
 // Layout  x (B, C, P) or, channels last, (B, P, C): the steps from channel to channel and from window to window are
 //         given; lengths (B); y (B, C).
 // Limits  Sizes are run-time values; float32, float16, bfloat16, float64; lengths int32 or int64; sm_80 up.
-#include "reduce.cuh"
+#include "common/reduce.cuh"
 
 template <class T, class Length>
 __global__ void __launch_bounds__(256)

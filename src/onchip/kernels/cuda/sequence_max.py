@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.gather import IDS
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
     Budget,
@@ -21,6 +19,8 @@ from onchip.kernels.cuda.program import (
     Steps,
     in_line,
 )
+from onchip.kernels.cuda.gather import IDS
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.network.graph import Network
 from onchip.network.layers import SequenceMax
 from onchip.plan.device import Device

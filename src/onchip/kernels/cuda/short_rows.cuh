@@ -8,8 +8,8 @@
 // Shared  A warp has its rows and what is left free.
 // Limits  A piece of fewer than 2^13 times 16 bytes; x and y begin at a multiple of 16 bytes.
 #pragma once
-#include "divide.cuh"
-#include "wide.cuh"
+#include "common/fast_divide.cuh"
+#include "common/accumulator.cuh"
 
 constexpr int SHORT_THREADS = 128;
 

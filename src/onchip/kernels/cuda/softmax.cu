@@ -16,8 +16,8 @@
 // Layout  x, y (outer, N, inner), row-major; they may be the same memory.
 // Shared  softmax_short: see short_rows.cuh, 10 KB for rows of 10 floats. softmax_columns: 16 * 32 V numbers, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
-#include "activation.cuh"
-#include "reduce.cuh"
+#include "common/activation.cuh"
+#include "common/reduce.cuh"
 #include "short_rows.cuh"
 
 constexpr int THREADS = 256;

@@ -8,7 +8,7 @@
 //            descriptor of wgmma (no swizzle) both read, each tile 128 bytes in a row: no bank twice.
 #pragma once
 
-#include "number.cuh"
+#include "common/dtype.cuh"
 #include "wgmma.cuh"
 
 // -- wgmma: four warps, 64 rows, N columns; asynchronous ------------------------------------------------------

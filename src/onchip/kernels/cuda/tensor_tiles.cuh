@@ -24,7 +24,7 @@
 
 #include "boxes.cuh"
 #include "cluster_sums.cuh"
-#include "product.cuh"
+#include "common/epilogue.cuh"
 #include "wgmma.cuh"
 
 constexpr int TEAM = 128, ROWS = 64;  // threads, and what they make of a tile

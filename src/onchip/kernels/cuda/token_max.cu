@@ -19,10 +19,10 @@
 // Shared  Rows to look up: 4 B for each id of a block's sentences, and 16 to 64 B a thread where several warps share one.
 // Limits  Sizes are run-time values; ids and lengths int32 or int64; tables and y float32, float16, bfloat16; tables e4m3 of
 //         up to 128 taps from sm_89 on; the ids of 1 sentence fit in shared memory; 16 convolutions a launch; sm_80 up.
-#include "e4m3.cuh"
-#include "product.cuh"
-#include "status.cuh"
-#include "wide.cuh"
+#include "common/fp8.cuh"
+#include "common/epilogue.cuh"
+#include "common/status.cuh"
+#include "common/accumulator.cuh"
 
 constexpr int TILE_BITS = 4, LANES = 8, THREADS = LANES << TILE_BITS;  // of 2^TILE_BITS sentences
 constexpr int ROW_BYTES = 128, MOST = 16;

@@ -11,11 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from onchip.kernels.cuda import product_wgmma
-from onchip.kernels.cuda.activation import activation_words
-from onchip.kernels.cuda.gather import HALF, IDS
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product_wgmma import WgmmaProduct
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
     Budget,
@@ -33,6 +30,9 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.gather import HALF, IDS
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.product_wgmma import WgmmaProduct
 from onchip.kernels.cuda.token_slices import (
     FP8_ARCHITECTURES,
     MOST_TAPS,

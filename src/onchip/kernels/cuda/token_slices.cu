@@ -9,8 +9,8 @@
 //         bits y is x * LARGEST / peak, and a NaN where x is not finite; peaks (C): LARGEST times a power of two, the
 //         next from the largest finite number.
 // Limits  Sizes are run-time values; x and y float32, float16, bfloat16; y e4m3 from sm_89 on; sm_80 up.
-#include "e4m3.cuh"
-#include "wide.cuh"
+#include "common/fp8.cuh"
+#include "common/accumulator.cuh"
 
 constexpr int THREADS = 256, LANES = 8, ROW_BYTES = 128, ROWS = 128;
 

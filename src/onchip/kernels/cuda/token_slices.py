@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.errors import PlanError
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
     Argument,

@@ -9,7 +9,7 @@
 // Layout  x (outer, N, inner), y (outer, k, inner) of x's numbers or of int64, row-major.
 // Shared  None.
 // Limits  Any shape with 1 <= k <= N; float32, float16, bfloat16, float64; sm_80 up.
-#include "wide.cuh"
+#include "common/accumulator.cuh"
 
 constexpr int THREADS = 256;
 constexpr long long NOWHERE = -1;

@@ -10,7 +10,7 @@
 //         H, W, inner), row-major: x's (o, i, j, c) goes to (o, at_h + i * step_h, at_w + j * step_w, c).
 // Limits  Up to 8 values a launch; words of 1, 2, 4, 8 or 16 bytes, aligned; Index counts those of a launch, or of a
 //         value; less than 2^32 words of a line of y; sm_80 up.
-#include "divide.cuh"
+#include "common/fast_divide.cuh"
 
 constexpr int THREADS = 256, TOGETHER = 4, MOST = 8;
 

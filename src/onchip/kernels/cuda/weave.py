@@ -9,10 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.divide import divider, index_of
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.permute import WORDS
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.fast_divide import divider, index_of
+from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     Budget,
     Input,
@@ -26,6 +24,8 @@ from onchip.kernels.cuda.program import (
     UInt32,
     in_line,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.permute import WORDS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Interleave
 from onchip.network.layers.base import row_axis

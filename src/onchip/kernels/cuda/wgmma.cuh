@@ -8,7 +8,7 @@
 //            are free behind wait<n>(), which leaves the last n groups of them under way.
 #pragma once
 
-#include "number.cuh"
+#include "common/dtype.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define ONCHIP_R4(a, b, c, d) "%" #a ",%" #b ",%" #c ",%" #d

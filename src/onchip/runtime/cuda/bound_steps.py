@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from onchip.kernels.cuda.program import (
+from onchip.kernels.cuda.common.program import (
     Argument,
     Input,
     Int64,

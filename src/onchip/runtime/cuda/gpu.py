@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from onchip.errors import DeviceError
-from onchip.kernels.cuda.program import LaunchConfig, Program
+from onchip.kernels.cuda.common.program import LaunchConfig, Program
 from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.runtime.cuda.devices import probe

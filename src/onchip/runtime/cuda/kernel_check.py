@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
 
 from onchip.errors import OnchipError, PlanError
-from onchip.kernels.cuda.program import Instance
+from onchip.kernels.cuda.common.program import Instance
 from onchip.plan.device import H200, Device
 from onchip.runtime.cuda.nvrtc import Binary, compile_program
 

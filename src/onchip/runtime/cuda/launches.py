@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onchip.kernels.cuda.program import TENSOR_MAP_BYTES, TENSOR_MAP_DTYPES, LaunchConfig, TensorMap, WindowMap
+from onchip.kernels.cuda.common.program import TENSOR_MAP_BYTES, TENSOR_MAP_DTYPES, LaunchConfig, TensorMap, WindowMap
 from onchip.runtime.cuda.driver import call, fail
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 from onchip.cache import private_folder, read_entry, say_compiling, write_entry
 from onchip.errors import DeviceError, KernelError, OutputError
 from onchip.files import atomic_write
-from onchip.kernels.cuda.program import Program
+from onchip.kernels.cuda.common.program import Program
 
 _FORMAT = "onchip cubin 2"  # of a cache entry; a new one makes every old entry unknown
 _FACTS = ("entry", "registers", "spill_bytes", "is_serialised")  # of a Binary, kept with the cubin

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from onchip.errors import InputError
-from onchip.kernels.cuda.program import StatusWord
+from onchip.kernels.cuda.common.program import StatusWord
 from onchip.network.divisors import zero_divisor
 from onchip.network.recipe import Array
 from onchip.network.tokens import bad_id
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.pinned import PinnedBuffer
 
-STATUS_BYTES = 32  # of a StatusWord: three words of status.cuh and one that nobody uses
+STATUS_BYTES = 32  # of a StatusWord: three words of common/status.cuh and one that nobody uses
 _PAGE_BYTES = 4096
 _WORDS, _ID_BITS = 3, 24  # each word: the place, and below it these bits of the id
 _CLEAR = 0xFF  # of every byte

@@ -10,8 +10,8 @@ from typing import NoReturn
 import numpy as np
 
 from onchip.errors import KernelError, PlanError
+from onchip.kernels.cuda.common.program import Steps
 from onchip.kernels.cuda.mlp_train import TrainLowering
-from onchip.kernels.cuda.program import Steps
 from onchip.kernels.training import (
     STATE_NAMES,
     Piece,

@@ -1,4 +1,4 @@
-// number.cuh: the numbers that kernels read, multiply and write. No headers of CUDA's: NVRTC then needs no paths.
+// common/dtype.cuh: the numbers that kernels read, multiply and write. No headers of CUDA's: NVRTC then needs no paths.
 #pragma once
 
 using u32 = unsigned int;

@@ -1,4 +1,4 @@
-// activation.cuh: one number in, one number out: the structs that kernels/pointwise.py names. NaNs stay NaNs.
+// common/activation.cuh: one number in, one number out: the structs that kernels/pointwise.py names. NaNs stay NaNs.
 //
 // Parameters come at run time, behind the number; Fixed makes template arguments of them, as the bits of floats.
 //

@@ -1,4 +1,4 @@
-// status.cuh: ids that are in no table. A kernel looks up another row in their place and goes on; where the first bad one
+// common/status.cuh: ids that are in no table. A kernel looks up another row in their place and goes on; where the first bad one
 // stands is written to the host's memory, and told there.
 //
 // Three words, all bits set while nothing is wrong: each the place, 40 bits, and under it 24 bits of the id. A smaller

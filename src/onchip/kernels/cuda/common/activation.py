@@ -1,4 +1,4 @@
-"""Activations as activation.cuh names them."""
+"""Activations as common/activation.cuh names them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from onchip.kernels.pointwise import ACTIVATIONS, OPERATIONS, operation_of
 from onchip.network.layers import Elementwise
 
-# As product.cuh counts them, from 1 on.
+# As common/epilogue.cuh counts them, from 1 on.
 ACTIVATION_ROWS = tuple(row for row in OPERATIONS if row.layer in ACTIVATIONS)
 
 
@@ -22,7 +22,7 @@ def cpp_name(layer: Elementwise | None) -> str:
 
 
 def act_name(layer: Elementwise | None) -> str:
-    """How product.cuh applies it to many sums of a thread: a longer one compiled in, others as the launch tells."""
+    """How common/epilogue.cuh applies it: a longer one is a template argument, others are chosen at launch."""
     is_short = layer is None or layer.flop_each <= 4
     return "Activation" if is_short else f"Always<{cpp_name(layer)}>"
 

@@ -1,8 +1,8 @@
-// reduce.cuh: the largest, the smallest, or the sum, of numbers that the threads of a warp, or of a block, hold.
+// common/reduce.cuh: the largest, the smallest, or the sum, of numbers that the threads of a warp, or of a block, hold.
 //
 // Order   Lane by lane in a tree, then warp by warp: which thread holds what decides it, and nothing else.
 #pragma once
-#include "wide.cuh"
+#include "common/accumulator.cuh"
 
 // nothing  before the first number
 struct Largest {

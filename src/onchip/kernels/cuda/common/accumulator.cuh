@@ -1,6 +1,6 @@
-// wide.cuh: numbers as general kernels compute with them: float64 in float64, all others in float32.
+// common/accumulator.cuh: numbers as general kernels compute with them: float64 in float64, all others in float32.
 #pragma once
-#include "number.cuh"
+#include "common/dtype.cuh"
 
 template <class T>
 struct Wide {

@@ -1,9 +1,9 @@
-// divide.cuh: division by numbers that are known when a kernel is launched: a multiplication, where 31 bits count all.
+// common/fast_divide.cuh: division by numbers that are known when a kernel is launched: a multiplication, where 31 bits count all.
 #pragma once
-#include "number.cuh"
+#include "common/dtype.cuh"
 
 struct Divider {
-    u32 size, magic, shift;  // n / size is n * magic >> 32 + shift, for n < 2^31 (divide.py)
+    u32 size, magic, shift;  // n / size is n * magic >> 32 + shift, for n < 2^31 (common/fast_divide.py)
 };
 __device__ __forceinline__ u32 quotient(u32 n, const Divider& by) {
     return by.size == 1 ? n : __umulhi(n, by.magic) >> by.shift;

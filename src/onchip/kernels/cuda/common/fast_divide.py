@@ -1,10 +1,10 @@
-"""Divisions by numbers that are known when a kernel is launched: the host's side of divide.cuh."""
+"""Divisions by numbers that are known when a kernel is launched: the host's side of common/fast_divide.cuh."""
 
 from __future__ import annotations
 
 import struct
 
-from onchip.kernels.cuda.program import Struct
+from onchip.kernels.cuda.common.program import Struct
 
 MOST = 1 << 31  # numbers that 31 bits count
 

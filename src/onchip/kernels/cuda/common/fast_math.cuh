@@ -1,9 +1,9 @@
-// brief.cuh: activations whose results are rounded to 16 bits: shorter ways, with a relative error of 2^-15 or less.
+// common/fast_math.cuh: activations whose results are rounded to 16 bits: shorter ways, with a relative error of 2^-15 or less.
 //
 // Brief<F> is F where F is short already. On sm_90 a number takes 4 instructions for Sigmoid, 5 for SiLU, 7 for
 // TanhGELU, 11 for Tanh and 15 for GELU, of which two are of the special function unit. NaNs stay NaNs.
 #pragma once
-#include "activation.cuh"
+#include "common/activation.cuh"
 
 template <class Function>
 struct Brief : Function {};

@@ -1,4 +1,4 @@
-// softmax.cuh: a row made to sum up to 1, whoever holds its numbers.
+// common/softmax.cuh: a row made to sum up to 1, whoever holds its numbers.
 //
 // A Row has max(); sum(f), of f(v) over every v, which f may change, in an order of its own; and each(f), which puts
 // f(v) in the place of v.

@@ -1,9 +1,9 @@
-// e4m3.cuh: numbers of 8 bits, of 4 significant ones each: 448 is the largest, and there is no infinity. sm_89 up.
+// common/fp8.cuh: numbers of 8 bits, of 4 significant ones each: 448 is the largest, and there is no infinity. sm_89 up.
 //
 // A table of them has a factor for each channel, the power of two that brings its largest number next to LARGEST; what is
 // added up is without it.
 #pragma once
-#include "number.cuh"
+#include "common/dtype.cuh"
 
 struct e4m3 {
     unsigned char bits;

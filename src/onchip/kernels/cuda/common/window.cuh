@@ -1,4 +1,4 @@
-// window.cuh: windows over images, as pools and depthwise convolutions walk over them.
+// common/window.cuh: windows over images, as pools and depthwise convolutions walk over them.
 //
 // A thread makes Q outputs one below the other times U side by side, of V neighbouring channels where those lie last.
 // Threads that lie side by side make outputs that lie side by side, so whatever they read at once is one piece,
@@ -11,8 +11,8 @@
 //
 // Row r is tap r - q * stride of the q-th output, where that is one of its taps: the same for all threads.
 #pragma once
-#include "divide.cuh"
-#include "wide.cuh"
+#include "common/fast_divide.cuh"
+#include "common/accumulator.cuh"
 
 constexpr int WINDOW_THREADS = 256;
 

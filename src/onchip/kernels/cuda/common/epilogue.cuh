@@ -1,8 +1,8 @@
-// product.cuh: what the kernels of product.cu share: which tile a block makes, and what becomes of a sum.
+// common/epilogue.cuh: what the kernels of product.cu share: which tile a block makes, and what becomes of a sum.
 #pragma once
 
-#include "brief.cuh"
-#include "number.cuh"
+#include "common/fast_math.cuh"
+#include "common/dtype.cuh"
 
 // Blocks that run at the same time share rows of x and of w through L2: they go down GROUP tiles before one to the right.
 constexpr int GROUP = 8;
@@ -49,7 +49,7 @@ struct StoredAs<bf16, Function> {
     using type = Brief<Function>;
 };
 
-// Known when a kernel is launched, not when it is compiled: 0 is none, and 1 the first of activation.cuh's in the order
+// Known when a kernel is launched, not when it is compiled: 0 is none, and 1 the first of common/activation.cuh's in the order
 // of kernels/pointwise.py.
 struct Activation {
     u32 code;

@@ -1,4 +1,4 @@
-"""Windows over images on a GPU, of pools and depthwise convolutions: the host's side of window.cuh."""
+"""Windows over images on a GPU, of pools and depthwise convolutions: the host's side of common/window.cuh."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 import struct
 from dataclasses import astuple, dataclass
 
-from onchip.kernels.cuda.divide import divider, index_of
-from onchip.kernels.cuda.program import LaunchConfig, Struct, in_line
+from onchip.kernels.cuda.common.fast_divide import divider, index_of
+from onchip.kernels.cuda.common.program import LaunchConfig, Struct, in_line
 from onchip.network.layers import Layer
 from onchip.network.layers.conv import geometry
 

@@ -12,8 +12,8 @@ from onchip.plan.device import Device
 
 # The chips that we compile for. A kernel says which of them it is for: ARCHITECTURES in its module.
 EVERY_CHIP = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-NUMBERS = {"float32": "float", "float16": "f16", "bfloat16": "bf16"}  # in memory, as number.cuh names them
-FLOATS = NUMBERS | {"float64": "double"}  # and those that general kernels compute with (wide.cuh)
+NUMBERS = {"float32": "float", "float16": "f16", "bfloat16": "bf16"}  # in memory, as common/dtype.cuh names them
+FLOATS = NUMBERS | {"float64": "double"}  # and those that general kernels compute with (common/accumulator.cuh)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class State:
 
 @dataclass(frozen=True)
 class StatusWord:
-    """Where a kernel that looks up ids writes the first bad one (status.cuh), and what the host then says.
+    """Where a kernel that looks up ids writes the first bad one (common/status.cuh), and what the host then says.
 
     The ids are (B, *row_shape), each should be below `limit`. Of a kernel that divides ints, `ids` is the layers'
     names and the limit 0: what is bad is a divisor of 0.

@@ -1,10 +1,10 @@
-// function.cuh: one or two numbers in, one number out: the structs of kernels/pointwise.py that pointwise.cu alone has.
+// common/function.cuh: one or two numbers in, one number out: the structs of kernels/pointwise.py that pointwise.cu alone has.
 //
 // Exact to a few ulp, as CUDA's own functions are; a float or a double. NaNs stay NaNs. What takes more than some twenty
 // instructions is called, not copied to each of a thread's sixteen numbers; so is all of float64.
 #pragma once
-#include "activation.cuh"
-#include "number.cuh"
+#include "common/activation.cuh"
+#include "common/dtype.cuh"
 
 // -- parts ---------------------------------------------------------------------------------------------------------
 

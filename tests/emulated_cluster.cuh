@@ -1,4 +1,4 @@
-// Instead of cluster.cuh, on the host: blocks of a cluster run by turns; what one stores in another's shared memory comes
+// Instead of mma/cluster.cuh, on the host: blocks of a cluster run by turns; what one stores in another's shared memory comes
 // there when that one has passed the next barrier.
 #pragma once
 

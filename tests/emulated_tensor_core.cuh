@@ -1,4 +1,4 @@
-// Instead of tensor_core.cuh, on the host: mma.sync, for which the lanes of a warp show each other their fragments.
+// Instead of mma/tensor_core.cuh, on the host: mma.sync, for which the lanes of a warp show each other their fragments.
 // A sum is rounded after every term here; which of a tensor core's sums are, and how, is the chip's.
 #pragma once
 

@@ -1,8 +1,8 @@
-// Instead of wgmma.cuh, on the host: every lane makes its own sums, at once; who has rows in registers shows them to
+// Instead of mma/wgmma.cuh, on the host: every lane makes its own sums, at once; who has rows in registers shows them to
 // its neighbours. A sum is cut off after every instruction, as far as we know what the chip does.
 #pragma once
 
-#include "boxes.cuh"
+#include "mma/tma.cuh"
 #include "common/dtype.cuh"
 
 template <class P>

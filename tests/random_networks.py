@@ -306,7 +306,7 @@ def _errors_of(
     through_infinity = np.any([_rows(np.isinf(truth[value])) for value in above], axis=0)
     may_differ = _rows(~np.isclose(rewritten, exact, rtol=0.01, atol=0.01, equal_nan=True))
     has_convolutions = any(isinstance(layer, Convolution | TransposedConvolution) for layer in layers)
-    # fp32 as parts of tf32 makes NaNs of infinities (mlp_tensor.cu, tensor_tiles.cuh).
+    # fp32 as parts of tf32 makes NaNs of infinities (mlp_tensor.cu, mma/wgmma_tile.cuh).
     in_parts = precision == "fp32" and any(group.claim.kernel in IN_PARTS for group in plan.groups)
     # conv_last.cu and conv_last_wgmma.cu: a NaN reaches all places of a cell whose window has it.
     through_nan = np.any([_rows(np.isnan(truth[value])) for value in above], axis=0)

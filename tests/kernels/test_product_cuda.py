@@ -10,7 +10,7 @@ from checks import random_mlp, rows
 from onchip.errors import InputError
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.mma_tiles import TILES
+from onchip.kernels.cuda.mma.mma_tile import TILES
 from onchip.kernels.cuda.product import FMA_TILES, Product, ProductAlone
 from onchip.kernels.cuda.product_mma import MmaProduct, ProductMma
 from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight

@@ -9,7 +9,7 @@ from onchip.kernels import reference
 from onchip.kernels.cuda import product as product_module
 from onchip.kernels.cuda.common.program import Input, Int64, Output, Steps
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.mma_tiles import TILES, tiles_of
+from onchip.kernels.cuda.mma.mma_tile import TILES, tiles_of
 from onchip.kernels.cuda.product import FMA_TILES, PART, Product
 from onchip.kernels.cuda.product_mma import MmaProduct
 from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight

@@ -18,7 +18,7 @@
 //         lie side by side, four of them aligned. float32, float16 or bfloat16 in memory; sm_80 up. In fp32, what meets
 //         an infinity is a NaN.
 #include "common/activation.cuh"
-#include "mma_words.cuh"
+#include "mma/fragments.cuh"
 
 constexpr int ROWS = 16, WARPS = 4;
 

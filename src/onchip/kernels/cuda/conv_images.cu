@@ -21,9 +21,9 @@
 // Shared  STAGES * 48 KB + 32 KB of what leaves, and 1 KB to begin at a multiple of it: 225 KB. With a residual a stage less,
 //         and 64 KB of what leaves: 209 KB.
 // Limits  C and N numbers are multiples of 16 B; up to MOST_STEPS pixels under a cell; sm_90a.
-#include "boxes.cuh"
+#include "mma/tma.cuh"
 #include "common/epilogue.cuh"
-#include "wgmma.cuh"
+#include "mma/wgmma.cuh"
 
 constexpr int TEAM = 128, TEAMS = 2, LINE = 128;
 constexpr int IMAGES = 128, UNIT = 64, UNITS = 4, MINE = UNITS / TEAMS;  // UNIT: channels; MINE: units of a team

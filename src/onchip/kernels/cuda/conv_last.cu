@@ -20,7 +20,7 @@
 //         different banks; a tile of y; 8 B a column; the weights, if that leaves half of it.
 // Limits  Less than 2^31 tiles; C numbers are a multiple of 16 B; images of less than 2^31 numbers; sm_80 up. A number that
 //         is not finite makes NaNs of all places of the cells whose windows have it.
-#include "boxes.cuh"
+#include "mma/tma.cuh"
 #include "conv_cells.cuh"
 #include "conv_mma.cuh"
 #include "common/fast_divide.cuh"

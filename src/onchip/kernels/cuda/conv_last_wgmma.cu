@@ -24,10 +24,10 @@
 // Limits  Cells are one pixel apart along a line: no strides there but a transposed convolution's. C numbers are a multiple
 //         of 16 B; less than 2^31 patches; weights and two patches fit; sm_90a. A number that is not finite makes NaNs of
 //         all places of the cells whose windows have it.
-#include "boxes.cuh"
+#include "mma/tma.cuh"
 #include "conv_cells.cuh"
 #include "common/fast_divide.cuh"
-#include "wgmma.cuh"
+#include "mma/wgmma.cuh"
 
 constexpr int TEAM = 128, TEAM_WARPS = 4;  // threads that multiply 64 cells
 constexpr int LINE = 128;                  // bytes of a pixel's channels, in a block of them

@@ -1,11 +1,11 @@
 // conv_mma.cuh: what conv_first.cu and conv_last.cu share: fragments of weights in shared memory, and sums of a warp.
 //
-// Weights  (PARTS, steps, tiles of 8 columns, 32 lanes, 2 words): what a lane of mma.sync takes (tensor_core.cuh) lies
+// Weights  (PARTS, steps, tiles of 8 columns, 32 lanes, 2 words): what a lane of mma.sync takes (mma/tensor_core.cuh) lies
 //          together, so a warp reads 256 bytes in a row. Of fp32 the upper parts come first, then the lower ones.
 #pragma once
 
 #include "common/epilogue.cuh"
-#include "tensor_core.cuh"
+#include "mma/tensor_core.cuh"
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int PART = 32;  // terms of a sum of float32

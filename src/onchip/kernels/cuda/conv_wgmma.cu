@@ -1,6 +1,6 @@
 // conv_wgmma.cu: convolutions and transposed ones over one or two axes, channels last, at the tensor cores' rate.
 //
-// Idea    tensor_tiles.cuh, where a row is a place of y, and k runs over taps and channels: what a tap adds to a tile is a
+// Idea    mma/wgmma_tile.cuh, where a row is a place of y, and k runs over taps and channels: what a tap adds to a tile is a
 //         box of pixels of x, one behind the other as the tensor memory accelerator walks over lines and images, zeros
 //         where the window hangs over. No matrix of windows is ever made.
 //         Of a transposed convolution with stride s, outputs p, p + s, p + 2s, ... along an axis (phase p) have the same
@@ -11,7 +11,7 @@
 //         the boxes and steps of the taps that are left, and no others: what another tile left there may be infinite.
 //         What else is added to y (a residual) is read where a tile is finished. Groups are zeros in w: to multiply them
 //         takes less than to do without, where the ordinary cores would.
-// Order   Taps from the first pixel of the window to the last, then channels, as in tensor_tiles.cuh; then the bias, the
+// Order   Taps from the first pixel of the window to the last, then channels, as in mma/wgmma_tile.cuh; then the bias, the
 //         residual and the activation.
 // Floor   2 flop a term. 64 -> 64 channels, 3x3, 32x32 places, B = 1,024: 77.3 Gflop / 989 Tflop/s = 78 us in fp16,
 //         3 * 77.3 / 494.5 = 469 us in fp32; its 537 MB of float32 take 112 us.
@@ -21,7 +21,7 @@
 //         filled up with zeros to whole boxes.
 // Limits  C numbers are a multiple of 16 B; pads below 128, windows that reach less than 256; strides up to 8; every phase
 //         has a tap; B * places < 2^32; sm_90a.
-#include "tensor_tiles.cuh"
+#include "mma/wgmma_tile.cuh"
 
 constexpr int MOST_PHASES = 8;  // of an axis
 

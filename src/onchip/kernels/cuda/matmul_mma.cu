@@ -13,7 +13,7 @@
 // Limits  Any M, N, K >= 1, up to 4 axes of the stack; IS_WHOLE: rows of a, b and y are multiples of four numbers, all
 //         aligned; float32, float16 or bfloat16 in memory; sm_80 up. In fp32, what meets an infinity is a NaN.
 #include "matmul.cuh"
-#include "mma_words.cuh"
+#include "mma/fragments.cuh"
 
 constexpr int DEPTH = 32, THREADS = 128;
 constexpr int A_LINE = DEPTH + 4;  // rows of a begin 4 banks apart: 8 rows' words of 4 lanes lie in 32 of them

@@ -6,7 +6,7 @@
 //         to be handed back. Layers before make their own units' gradients from those that the layer behind hands them.
 //         Weights of the layer behind, and the last layer's, are told after each step, before they are waited for.
 //         All products are wgmma's: of numbers in registers as they were handed over (mlp_by_layers_words.cuh), as outputs
-//         and hidden layers of numbers of one part have them, or in strips (strips.cuh), whichever side their sums go
+//         and hidden layers of numbers of one part have them, or in strips (mma/swizzle.cuh), whichever side their sums go
 //         along, so nothing is turned. A number is one of bf16, or for fp32 the sum of three; bytes are exact in one.
 //         Weights stay in registers, float32. Rows of the next step are written to shared memory while blocks wait.
 //         Networks that are alike train side by side, along y of the grid.

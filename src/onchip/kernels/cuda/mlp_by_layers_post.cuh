@@ -2,7 +2,7 @@
 #pragma once
 
 #include "mlp_resident_step.cuh"
-#include "strips.cuh"
+#include "mma/swizzle.cuh"
 
 constexpr int ROWS = 64, TEAMS = 2, CREW = 128 * TEAMS;
 constexpr int ROWS_STRIP = 16 * ROWS;

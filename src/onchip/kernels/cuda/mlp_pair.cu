@@ -14,9 +14,9 @@
 // Shared  128 B * 128 a slice of 64 numbers of x's rows, STAGES * 32 KB of weights, and 1 KB to begin at a multiple of it:
 //         225 KB for K = 256 with five stages.
 // Limits  x of P's numbers; K and H multiples of 8, N at most BN = 256; M < 2^31; sm_90a.
-#include "boxes.cuh"
+#include "mma/tma.cuh"
 #include "common/epilogue.cuh"
-#include "wgmma.cuh"
+#include "mma/wgmma.cuh"
 
 constexpr int TEAM = 128, TEAMS = 2, ROWS = 64;  // threads; and rows, or hidden numbers, of a tile
 constexpr int DEPTH = 64, LINE = 128;            // numbers, and bytes, of k in a box

@@ -14,7 +14,7 @@
 //         are added in float32, rounded, as the tensor cores themselves cut off; W_low makes up for that on average
 //         (mlp_packing.py), so a sum that float32 holds exactly may end one unit beside it. An infinity becomes a NaN.
 // Layout  x (B, D_in), y (B, D_out) row-major, 16 B aligned, each float32, float16 or bfloat16, whatever P is.
-//         weights: for each layer W in tiles of 8 columns x 16 B of k (tensor_core.cuh), then its bias in float32;
+//         weights: for each layer W in tiles of 8 columns x 16 B of k (mma/tensor_core.cuh), then its bias in float32;
 //         k of the first layer in the order in which lanes read x, columns of the last in the order they write y.
 // Shared  WEIGHT_BYTES + warps * STAGES * 16 MT * D_in * size of In = 19 456 + 16 * 2 * 16 * 144 = 93 184 B
 //         for 72-64-64-4 in fp16 with 16 warps.
@@ -25,7 +25,7 @@
 #include "common/dtype.cuh"
 #include "rows_in.cuh"
 #include "rows_out.cuh"
-#include "tensor_core.cuh"
+#include "mma/tensor_core.cuh"
 
 // One Linear with what follows it: W (D_out, D_in), maybe a bias, an activation.
 template <int D_in_, int D_out_, class Act_, bool has_bias_>

@@ -11,7 +11,7 @@
 
 #include "common/dtype.cuh"
 #include "common/epilogue.cuh"
-#include "tensor_core.cuh"
+#include "mma/tensor_core.cuh"
 
 constexpr int CHUNK = 16, WARPS = 8, THREADS = 32 * WARPS;
 

@@ -16,7 +16,7 @@
 // Shared  What every layer gives, 16 rows; weights of own units, by units and by what goes in; all of the last layer's;
 //         sums of warps: here 115,072 B.
 // Limits  2 to 4 layers in all, at most 32 outputs. PARTS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). sm_90 up.
-#include "cluster.cuh"
+#include "mma/cluster.cuh"
 #include "mlp_train_bytes.cuh"
 #include "mlp_train_targets.cuh"
 

@@ -5,7 +5,7 @@
 // Floor   Bytes in and out: 5,248 rows of 100 float16: 2.1 MB, which stay in L2: 0.1 us, and a launch.
 // Layout  x (M, words) and y (M, pieces) row-major, y 16 B aligned; a piece is 16 bytes.
 // Limits  Any sizes; 2^lanes neighbours have a row, at most a warp's 32; sm_80 up.
-#include "boxes.cuh"
+#include "mma/tma.cuh"
 
 template <class Word>
 __global__ void __launch_bounds__(256) pad_rows(const Word* x, uint4* y, long long M, long long words, long long pieces,

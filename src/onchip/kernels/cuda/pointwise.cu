@@ -21,7 +21,7 @@
 // Layout  Values are 16 B aligned, `count` numbers; of those that are given, all lie one after the other.
 // Shared  THREADS * 64 B for each value that is kept at the same time.
 // Limits  MOST_OPERANDS values and weights, MOST_OUTPUTS values given, MOST_STEPS steps, count < 2^31; sm_80 up.
-#include "boxes.cuh"
+#include "mma/tma.cuh"
 #include "common/fast_math.cuh"
 #include "common/fast_divide.cuh"
 #include "common/function.cuh"

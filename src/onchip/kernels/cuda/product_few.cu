@@ -14,9 +14,9 @@
 // Layout  x (M, K), w (N, K), y (M, N) row-major, each 16 B aligned; bias (N), other (M, N) or none.
 // Shared  8 * ROWS * COLUMNS floats: 8 KB for 16 x 16.
 // Limits  Any M, N, K; x and y float32, float16 or bfloat16. mma: K a multiple of 8. fma: V = 1, or K a multiple of V.
-#include "boxes.cuh"
+#include "mma/tma.cuh"
 #include "common/epilogue.cuh"
-#include "tensor_core.cuh"
+#include "mma/tensor_core.cuh"
 
 constexpr int WARPS = 8;
 

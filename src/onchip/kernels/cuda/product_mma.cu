@@ -1,14 +1,14 @@
 // product_mma.cu: y = activation(x w^T + bias) on the tensor cores of every chip, of any sizes, which are run-time values.
 //
-// Idea    mma_tiles.cuh, where rows are those of a matrix.
-// Order   A sum runs over k, as in mma_tiles.cuh. A row has the same bits in every batch.
+// Idea    mma/mma_tile.cuh, where rows are those of a matrix.
+// Order   A sum runs over k, as in mma/mma_tile.cuh. A row has the same bits in every batch.
 // Floor   2 M N K flop. 4,096 cubed in fp16 on an A100: 137 Gflop / 312 Tflop/s = 440 us; in fp32: 3 * 137 / 156 = 2.6 ms.
 // Layout  x (M, K), y (M, N) row-major, w (PARTS, N, pitch): of fp32 the upper parts, then the lower ones; rows of w are
 //         filled up with zeros to a multiple of 16 B. Each 16 B aligned; bias (N) or none. Rows of x that are not a multiple
 //         of 16 B long are copied by narrower pieces.
-// Shared  As mma_tiles.cuh says.
+// Shared  As mma/mma_tile.cuh says.
 // Limits  Any M, N, K; x and y float32, float16 or bfloat16; sm_80 up.
-#include "mma_tiles.cuh"
+#include "mma/mma_tile.cuh"
 
 // IS_WHOLE: rows of x are whole units of k, 16-byte aligned. piece  bytes that they are a multiple of, up to 16
 template <class P, class X, class Y, int BM, int BN, int WM, int WN, int STAGES, bool IS_WHOLE>

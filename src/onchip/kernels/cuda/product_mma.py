@@ -26,7 +26,7 @@ from onchip.kernels.cuda.common.program import (
 )
 from onchip.kernels.cuda.conv_wgmma import spread_taps
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.mma_tiles import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
+from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
 from onchip.kernels.cuda.product import plain_layer
 from onchip.kernels.cuda.product_wgmma import multiplied_weight
 from onchip.network.graph import Network
@@ -101,7 +101,7 @@ class MmaLowering:
     product: MmaProduct  # of one row of the batch
     has_bias: bool
     units: int
-    scale: float  # of tiles' rates (mma_tiles.py)
+    scale: float  # of tiles' rates (mma/mma_tile.py)
 
     def at(self, B: int) -> Steps:
         product = replace(self.product, M=B * self.product.M)

@@ -1,7 +1,7 @@
 // product_windows.cu: convolutions and transposed ones over one or two axes, channels last, on the tensor cores of every
 // chip; and the same over rows of a table that ids choose.
 //
-// Idea    mma_tiles.cuh, where a row is a place of y and k runs over taps and channels: a unit of k is some channels of one
+// Idea    mma/mma_tile.cuh, where a row is a place of y and k runs over taps and channels: a unit of k is some channels of one
 //         pixel, brought from where it lies, zeros where the window hangs over. No matrix of windows is ever made.
 //         Of a transposed convolution with stride s, outputs p, p + s, p + 2s, ... along an axis (phase p) have the same
 //         taps, over neighbouring pixels: each phase is a convolution without a stride, whose rows go to every s-th place
@@ -9,16 +9,16 @@
 //         With ids, a pixel is the row of the table that its id names: an embedding and the Linear or the convolution that
 //         reads it, and no embedded text in memory. A Linear over all of a text is one window, over each word windows of
 //         one tap.
-// Order   Taps from the first pixel of the window to the last, then channels, as in mma_tiles.cuh.
+// Order   Taps from the first pixel of the window to the last, then channels, as in mma/mma_tile.cuh.
 // Floor   2 flop a term. 64 -> 64 channels, 3x3, 32x32 places, B = 1,024 in fp16: 77.3 Gflop / 312 Tflop/s = 248 us on an
 //         A100; its 268 MB of float16 take 132 us.
 // Layout  x (B, H, W, channels), y and what is added to it (B, HO, WO, N); w (PARTS, N, taps of all phases * channels of a
 //         group), channels of a tap filled up with zeros to whole units; a table is (V, channels), ids (B, W).
-// Shared  As mma_tiles.cuh says.
+// Shared  As mma/mma_tile.cuh says.
 // Limits  Up to 8 phases a side; images of less than 2^30 numbers and 2^23 pixels, what windows hang over included; less
 //         than 2^31 tiles; x and y of float32, float16 or bfloat16; sm_80 up.
 #include "common/fast_divide.cuh"
-#include "mma_tiles.cuh"
+#include "mma/mma_tile.cuh"
 #include "common/status.cuh"
 
 constexpr int MOST_PHASES = 8;  // of an axis

@@ -34,7 +34,7 @@ from onchip.kernels.cuda.conv_runs import ConvRun, find_runs
 from onchip.kernels.cuda.conv_wgmma import spread_taps, taps_in_order
 from onchip.kernels.cuda.conv_windows import MOST_PHASES, Windows
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.mma_tiles import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
+from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
 from onchip.kernels.cuda.product_wgmma import multiplied_weight
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise
@@ -67,7 +67,7 @@ class WindowsLowering:
     activation: Elementwise | None
     has_bias: bool
     units: int
-    scale: float  # of tiles' rates (mma_tiles.py)
+    scale: float  # of tiles' rates (mma/mma_tile.py)
     other: int | None = None  # which of the inputs is added
     ids: tuple[str, StatusWord] | None = None  # of rows of a table, which are then the pixels: their dtype
 

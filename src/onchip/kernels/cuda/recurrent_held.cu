@@ -13,7 +13,7 @@
 // Shared  2 * NS * 4 * SLICES * PIECES floats: 8 KB for 128 units and 8 sequences.
 // Limits  H <= 4 * SLICES * PIECES; `units` of them a block, SLICES lanes each, MOST threads at most; not of a GruBefore;
 //         float32, float16, bfloat16; NS <= SLICES; more than one block from sm_90 on, one from sm_80 on.
-#include "cluster.cuh"
+#include "mma/cluster.cuh"
 #include "recurrent.cuh"
 
 // Adds up what SLICES lanes have of COUNT sequences' gates: each lane keeps the sums of one, in v[.][0].

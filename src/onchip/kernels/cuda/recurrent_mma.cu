@@ -25,9 +25,9 @@
 // Limits  2 * G * steps of k words of the recurrence fit a lane: at most 64 with 16 warps, 128 with 8; H <= 8 * WARPS *
 //         BLOCKS; float32, float16, bfloat16, and features of the numbers that are multiplied; more than one block from
 //         sm_90 on, one from sm_80 on.
-#include "cluster.cuh"
-#include "copies.cuh"
-#include "mma_words.cuh"
+#include "mma/cluster.cuh"
+#include "mma/cp_async.cuh"
+#include "mma/fragments.cuh"
 #include "recurrent.cuh"
 
 constexpr int TILE = 16, OCTET = 8;  // sequences and units of an instruction

@@ -1,4 +1,4 @@
-// rows_in.cuh: rows of x, from global memory through shared memory into the fragments of tensor_core.cuh.
+// rows_in.cuh: rows of x, from global memory through shared memory into the fragments of mma/tensor_core.cuh.
 #pragma once
 
 #include "common/dtype.cuh"

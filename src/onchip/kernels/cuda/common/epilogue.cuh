@@ -287,7 +287,7 @@ struct RowsOut {
     __device__ __forceinline__ long long row(long long m) const { return m < M ? m * N : -1; }
 };
 
-// What a lane of a warp has of BN columns from n on of rows m and m + 8 (wgmma.cuh): the sums, the bias, the other
+// What a lane of a warp has of BN columns from n on of rows m and m + 8 (mma/wgmma.cuh): the sums, the bias, the other
 // array's rows, the activation. All lanes take part; q is lane % 4.
 // shifts  the bias of these columns, or zeros
 template <int BN, class Out, class Act>

@@ -1,9 +1,9 @@
-// wgmma.cuh: four warps multiply 64 rows by N columns, an instruction a step of k; sm_90a alone.
+// mma/wgmma.cuh: four warps multiply 64 rows by N columns, an instruction a step of k; sm_90a alone.
 //
 // Sums       Lane (g, q) = (lane / 4, lane % 4) of warp w has, of 8 columns j, c[j] = {(16w + g, 8j + 2q), (16w + g,
 //            8j + 2q + 1), (16w + g + 8, 8j + 2q), (16w + g + 8, 8j + 2q + 1)}.
 // Operands   Weights lie in shared memory, where a descriptor says. Rows lie there, too, or in registers: two words a
-//            row, as mma.sync has them (tensor_core.cuh).
+//            row, as mma.sync has them (mma/tensor_core.cuh).
 // Waiting    begin(), as many add() as there are, end(); the sums, the registers and the shared memory that they read
 //            are free behind wait<n>(), which leaves the last n groups of them under way.
 #pragma once
@@ -80,7 +80,7 @@ ONCHIP_WGMMA_OF(Fp16, "k16.f32.f16.f16", ", 0")
 ONCHIP_WGMMA_OF(Bf16, "k16.f32.bf16.bf16", ", 0")
 ONCHIP_WGMMA_OF(Tf32, "k8.f32.tf32.tf32", "")
 
-// A tile of rows of LINE bytes along k (128, 64 or 32) as boxes.cuh puts it down, 8 rows after 8: told in units of 16 B,
+// A tile of rows of LINE bytes along k (128, 64 or 32) as mma/tma.cuh puts it down, 8 rows after 8: told in units of 16 B,
 // with the way in which its rows are mixed in the two highest bits. The next step of k lies 32 bytes on, which is 2 more.
 // pitch  bytes from 8 rows to the next 8: of a patch of pixels, whose lines are longer than 8, those of a line. Rows are
 //        mixed by where they lie, so a tile may begin at any pixel of a patch that begins at a multiple of 1,024 bytes.

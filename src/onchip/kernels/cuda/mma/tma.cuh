@@ -1,4 +1,4 @@
-// boxes.cuh: boxes of an array on their way to shared memory, and signals that tell when they are there; sm_90 up.
+// mma/tma.cuh: boxes of an array on their way to shared memory, and signals that tell when they are there; sm_90 up.
 //
 // Boxes    The tensor memory accelerator moves them, started by one thread. What lies outside of the array is zero.
 // Mixing   Rows of a box are 128 bytes; of row r, the 16 bytes that would be number i are number i ^ r % 8. So neither
@@ -8,7 +8,7 @@
 //          there. Who waits tells how often it has turned before, as a parity.
 #pragma once
 
-#include "cluster.cuh"
+#include "mma/cluster.cuh"
 #include "common/dtype.cuh"
 
 struct __align__(64) TensorMap {

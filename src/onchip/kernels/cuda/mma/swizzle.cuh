@@ -1,13 +1,13 @@
-// strips.cuh: products of matrices of bf16 in shared memory, which wgmma reads along either side; sm_90a alone.
+// mma/swizzle.cuh: products of matrices of bf16 in shared memory, which wgmma reads along either side; sm_90a alone.
 //
 // Layout     A strip is 8 columns: 16 bytes of each row, row behind row. A matrix is its strips, first to last. So 8 rows
 //            of a strip are 128 bytes, a tile that the tensor cores take with sums along its rows or its columns.
 // Operands   Four warps multiply 64 of one operand's outer side by 8 NT of the other's, 16 k's an instruction. Sums lie as
-//            wgmma.cuh has them. The first operand may lie in registers: word 2 v + h of lane (g, q) of warp w has k's
+//            mma/wgmma.cuh has them. The first operand may lie in registers: word 2 v + h of lane (g, q) of warp w has k's
 //            8 v + 2 q and the next of row 16 w + 8 h + g. So the sums of two tiles of 8 columns are k's of a next product.
 #pragma once
 
-#include "wgmma.cuh"
+#include "mma/wgmma.cuh"
 
 template <int ROWS>
 __device__ constexpr int place_in_strips(int row, int column) {

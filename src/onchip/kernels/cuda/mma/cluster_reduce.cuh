@@ -1,7 +1,7 @@
-// cluster_sums.cuh: what the blocks of a cluster have of the same numbers, added up, part by part.
+// mma/cluster_reduce.cuh: what the blocks of a cluster have of the same numbers, added up, part by part.
 #pragma once
 
-#include "boxes.cuh"
+#include "mma/tma.cuh"
 
 // Four numbers at a time, i from `first` on in steps of `step`, of `count`: read(i, part) of all parts, a power of two of
 // them and AT_ONCE at most, added up from the first to the last; then give(i, four). It takes long until a number of

@@ -1,4 +1,4 @@
-// tensor_core.cuh: rows in registers times weights in shared memory, by wgmma (sm_90a) or mma.sync (sm_80 up).
+// mma/tensor_core.cuh: rows in registers times weights in shared memory, by wgmma (sm_90a) or mma.sync (sm_80 up).
 //
 // Fragments  A warp holds 16 rows. Lane (g, q) = (lane / 4, lane % 4) has, of fragment rows g and g + 8 and for each
 //            step of STEP columns, two words: a[step] = {row g word 0, row g+8 word 0, row g word 1, row g+8 word 1}.
@@ -9,7 +9,7 @@
 #pragma once
 
 #include "common/dtype.cuh"
-#include "wgmma.cuh"
+#include "mma/wgmma.cuh"
 
 // -- wgmma: four warps, 64 rows, N columns; asynchronous ------------------------------------------------------
 

@@ -1,8 +1,8 @@
-// mma_words.cuh: fragments that lanes make of numbers they read themselves, for products of two values: what is float32
+// mma/fragments.cuh: fragments that lanes make of numbers they read themselves, for products of two values: what is float32
 // is split on both sides.
 #pragma once
 
-#include "tensor_core.cuh"
+#include "mma/tensor_core.cuh"
 
 constexpr int PART_STEPS = 4;  // of a sum of float32
 

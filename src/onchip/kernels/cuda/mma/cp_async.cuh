@@ -1,4 +1,4 @@
-// copies.cuh: asynchronous copies to shared memory, and fragments of the tensor cores from there.
+// mma/cp_async.cuh: asynchronous copies to shared memory, and fragments of the tensor cores from there.
 #pragma once
 
 #include "common/dtype.cuh"

@@ -1,4 +1,4 @@
-// tensor_tiles.cuh: y = activation(x w^T + bias) in tiles, at Hopper's tensor cores: the main loop of product_wgmma.cu and
+// mma/wgmma_tile.cuh: y = activation(x w^T + bias) in tiles, at Hopper's tensor cores: the main loop of product_wgmma.cu and
 // conv_wgmma.cu, which differ in how boxes of rows are brought. sm_90a.
 //
 // Idea    A block stays on its multiprocessor and makes tile after tile of y. One warp has boxes of x and w of the same
@@ -22,10 +22,10 @@
 // Limits  Rows of x and w are a multiple of 16 B long; M < 2^31; sm_90a.
 #pragma once
 
-#include "boxes.cuh"
-#include "cluster_sums.cuh"
+#include "mma/tma.cuh"
+#include "mma/cluster_reduce.cuh"
 #include "common/epilogue.cuh"
-#include "wgmma.cuh"
+#include "mma/wgmma.cuh"
 
 constexpr int TEAM = 128, ROWS = 64;  // threads, and what they make of a tile
 constexpr int LINE = 128;             // bytes of k in a box
@@ -61,7 +61,7 @@ struct Rows {
     static constexpr int STEPS = LINE / 32;
     u32 a[STEPS][4], low[is_same<P, Fp32> ? STEPS : 1][4];
 
-    // From mixed boxes (boxes.cuh) of BM rows, of which row r and the one 8 below are the lane's.
+    // From mixed boxes (mma/tma.cuh) of BM rows, of which row r and the one 8 below are the lane's.
     template <int BM>
     __device__ __forceinline__ void read(const char* boxes, int r, int q) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// mma_tiles.cuh: a tile of y = activation(x w^T + bias) at the tensor cores of every chip: the main loop of product_mma.cu
+// mma/mma_tile.cuh: a tile of y = activation(x w^T + bias) at the tensor cores of every chip: the main loop of product_mma.cu
 // and product_windows.cu, which differ in how rows of x are brought.
 //
 // Idea    Slices of x and w of the same 64 bytes of w's k go through shared memory by asynchronous copies, STAGES slices
@@ -14,9 +14,9 @@
 // Shared  STAGES * (BM * DEPTH numbers of x + PARTS * BN * 64 B), and 4 BN B of bias: 48.5 KB for 128 x 128 of 16 bits.
 #pragma once
 
-#include "copies.cuh"
+#include "mma/cp_async.cuh"
 #include "common/epilogue.cuh"
-#include "tensor_core.cuh"
+#include "mma/tensor_core.cuh"
 
 constexpr int UNITS = 4;         // of k, in a row of a slice
 constexpr int MMA_PART = 32;     // terms of a sum of float32

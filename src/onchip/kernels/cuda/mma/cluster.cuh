@@ -1,4 +1,4 @@
-// cluster.cuh: what the blocks of a cluster tell each other.
+// mma/cluster.cuh: what the blocks of a cluster tell each other.
 #pragma once
 
 // In two: this thread has come, and what it wrote before is on its way, to memory too; then, that all have come, and what

@@ -1,7 +1,7 @@
-// Instead of boxes.cuh, on the host: a box is there as soon as it is asked for, and a signal counts.
+// Instead of mma/tma.cuh, on the host: a box is there as soon as it is asked for, and a signal counts.
 #pragma once
 
-#include "cluster.cuh"
+#include "mma/cluster.cuh"
 
 #include "common/dtype.cuh"
 
@@ -64,7 +64,7 @@ static void load_box(void* to, const TensorMap& map, Signal& signal, int x, int 
     const unsigned long long *sizes = told + 2, *strides = sizes + rank, *box = strides + rank - 1;
     const int number_bytes = strides[0] / sizes[0], line_bytes = box[0] * number_bytes;
     const u32 at = shared_address(to);
-    if (line_bytes != 128 || box[rank] != 3 || at % 1024) emulated::fail("a box that is not as boxes.cuh says");
+    if (line_bytes != 128 || box[rank] != 3 || at % 1024) emulated::fail("a box that is not as mma/tma.cuh says");
     int lines = 1;
     for (int axis = 1; axis < rank; ++axis) lines *= box[axis];
     for (int line = 0; line < lines; ++line) {
@@ -90,7 +90,7 @@ static void store_box(const TensorMap& map, const void* from, int c, int w, int 
     const unsigned long long *told = map.words, *sizes = told + 2, *strides = sizes + 4, *box = strides + 3;
     const int number_bytes = strides[0] / sizes[0];
     if (told[1] != 4 || box[0] * number_bytes != 128 || box[1] * box[2] != 1 || shared_address(from) % 1024)
-        emulated::fail("a box that is not as boxes.cuh says");
+        emulated::fail("a box that is not as mma/tma.cuh says");
     if (w >= sizes[1] || h >= sizes[2]) return;
     for (int line = 0; line < box[3] && image + line < sizes[3]; ++line)
         for (int byte = 0; byte < 128 && c + byte / number_bytes < sizes[0]; ++byte)

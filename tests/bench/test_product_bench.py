@@ -8,7 +8,7 @@ from onchip.bench import CASES, gpu_inference, product
 from onchip.bench.frame import run_cases
 from onchip.bench.options import Options
 from onchip.kernels import reference
-from onchip.kernels.cuda.product_few import MOST_ROWS
+from onchip.kernels.cuda.gemm.gemv import MOST_ROWS
 from onchip.measure.pace import Pace
 from onchip.network.io import with_io
 from onchip.plan.device import H200

@@ -10,10 +10,10 @@ from checks import random_mlp, rows
 from onchip.errors import InputError
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.gemm.mma import MmaProduct, ProductMma
+from onchip.kernels.cuda.gemm.simt import FMA_TILES, Product, ProductAlone
+from onchip.kernels.cuda.gemm.sm90 import split_weight, tf32_weight
 from onchip.kernels.cuda.mma.mma_tile import TILES
-from onchip.kernels.cuda.product import FMA_TILES, Product, ProductAlone
-from onchip.kernels.cuda.product_mma import MmaProduct, ProductMma
-from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight
 from onchip.network.build import sequential
 from onchip.network.io import with_io
 from onchip.network.layers import GELU, Clip, LeakyReLU, Linear, Reshape, Softmax

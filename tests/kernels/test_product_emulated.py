@@ -1,4 +1,4 @@
-"""The products of product.cu and product_mma.cu, run on the host: every tile, odd shapes, the same bits."""
+"""The products of gemm/simt.cu and gemm/mma.cu, run on the host: every tile, odd shapes, the same bits."""
 
 import numpy as np
 import pytest
@@ -6,13 +6,13 @@ import pytest
 from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
-from onchip.kernels.cuda import product as product_module
 from onchip.kernels.cuda.common.program import Input, Int64, Output, Steps
+from onchip.kernels.cuda.gemm import simt as product_module
+from onchip.kernels.cuda.gemm.mma import MmaProduct
+from onchip.kernels.cuda.gemm.simt import FMA_TILES, PART, Product
+from onchip.kernels.cuda.gemm.sm90 import split_weight, tf32_weight
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.mma.mma_tile import TILES, tiles_of
-from onchip.kernels.cuda.product import FMA_TILES, PART, Product
-from onchip.kernels.cuda.product_mma import MmaProduct
-from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import sequential
 from onchip.network.layers import ELU, GELU, Clip, LeakyReLU, Linear

@@ -6,7 +6,7 @@ import pytest
 from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
-from onchip.kernels.cuda.product import MAKES
+from onchip.kernels.cuda.gemm.simt import MAKES
 from onchip.network.build import sequential
 from onchip.network.layers import Linear, ReLU
 from onchip.network.recipe import Recipe, as_is, evaluate, materialise, transposed

@@ -10,9 +10,13 @@ from onchip.kernels.cuda.conv_pixel import ConvPixel
 from onchip.kernels.cuda.conv_wgmma import ConvWgmma
 from onchip.kernels.cuda.depthwise import DepthwiseAlone
 from onchip.kernels.cuda.gather import Gather
+from onchip.kernels.cuda.gemm.batched import MatMulAlone
+from onchip.kernels.cuda.gemm.batched_mma import MatMulMma
+from onchip.kernels.cuda.gemm.gemv import ProductFew
+from onchip.kernels.cuda.gemm.mma import ProductMma
+from onchip.kernels.cuda.gemm.simt import ProductAlone
+from onchip.kernels.cuda.gemm.sm90 import ProductWgmma
 from onchip.kernels.cuda.lookups import Lookups
-from onchip.kernels.cuda.matmul import MatMulAlone
-from onchip.kernels.cuda.matmul_mma import MatMulMma
 from onchip.kernels.cuda.mlp_by_layers import MlpByLayers
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_pair import MlpPair
@@ -24,11 +28,7 @@ from onchip.kernels.cuda.norm import NormAlone
 from onchip.kernels.cuda.permute import PermuteAlone
 from onchip.kernels.cuda.pointwise import Pointwise
 from onchip.kernels.cuda.pool import PoolAlone
-from onchip.kernels.cuda.product import ProductAlone
-from onchip.kernels.cuda.product_few import ProductFew
 from onchip.kernels.cuda.product_gather import ProductGather
-from onchip.kernels.cuda.product_mma import ProductMma
-from onchip.kernels.cuda.product_wgmma import ProductWgmma
 from onchip.kernels.cuda.product_windows import ProductWindows
 from onchip.kernels.cuda.recurrent import RecurrentAlone
 from onchip.kernels.cuda.recurrent_held import RecurrentHeld

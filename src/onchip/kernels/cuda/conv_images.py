@@ -25,8 +25,8 @@ from onchip.kernels.cuda.common.program import (
 )
 from onchip.kernels.cuda.conv import Geometry, Pair
 from onchip.kernels.cuda.conv_cells import NO_TAP, CellAxis, cell_axis
+from onchip.kernels.cuda.gemm.sm90 import ALIGN_BYTES, LINE, TEAM
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product_wgmma import ALIGN_BYTES, LINE, TEAM
 from onchip.network.layers import Elementwise
 
 SOURCE = Path(__file__).with_suffix(".cu")

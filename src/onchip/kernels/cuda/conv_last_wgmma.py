@@ -31,9 +31,9 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.conv import Geometry
 from onchip.kernels.cuda.conv_cells import CellAxis, Table, cell_axis, cell_weights
 from onchip.kernels.cuda.conv_mma import COLUMNS, label_of, price_of
+from onchip.kernels.cuda.gemm.sm90 import ARCHITECTURES, multiplied_weight
 from onchip.kernels.cuda.last_layers import LastLayers, find_last_layers
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.product_wgmma import ARCHITECTURES, multiplied_weight
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise, Tanh
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op

@@ -30,8 +30,7 @@ from onchip.kernels.cuda.conv import Geometry, geometry_of
 from onchip.kernels.cuda.conv_images import UNIT_CYCLES, ImageConv, image_conv
 from onchip.kernels.cuda.conv_runs import ConvRun, find_runs
 from onchip.kernels.cuda.conv_windows import Windows
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product_wgmma import (
+from onchip.kernels.cuda.gemm.sm90 import (
     ARCHITECTURES,
     BOX_ROWS,
     LINE,
@@ -40,6 +39,7 @@ from onchip.kernels.cuda.product_wgmma import (
     multiplied_weight,
     parts_have_slices,
 )
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise
 from onchip.network.layers.conv import conv_groups

@@ -27,8 +27,8 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.gemm.sm90 import ALIGN_BYTES, BOX_ROWS, multiplied_weight
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product_wgmma import ALIGN_BYTES, BOX_ROWS, multiplied_weight
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise

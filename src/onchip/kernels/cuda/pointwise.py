@@ -25,6 +25,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     Struct,
 )
+from onchip.kernels.cuda.gemm.gemv import OVERLAPPING
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.pointwise_run import (
     COMBINATIONS,
@@ -50,7 +51,6 @@ from onchip.kernels.cuda.pointwise_run import (
     fits,
     why_not,
 )
-from onchip.kernels.cuda.product_few import OVERLAPPING
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Reshape
 from onchip.plan.device import Device

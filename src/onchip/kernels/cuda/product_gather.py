@@ -14,9 +14,9 @@ from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.common.program import NUMBERS, StatusWord
 from onchip.kernels.cuda.conv import Geometry, geometry_of
 from onchip.kernels.cuda.conv_runs import ConvRun, with_behind
+from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.mma.mma_tile import TILES, scale_of
-from onchip.kernels.cuda.product_wgmma import multiplied_weight
 from onchip.kernels.cuda.product_windows import (
     ARCHITECTURES,
     IDS,

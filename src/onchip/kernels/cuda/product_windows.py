@@ -33,9 +33,9 @@ from onchip.kernels.cuda.conv import MOST, Geometry, geometry_of
 from onchip.kernels.cuda.conv_runs import ConvRun, find_runs
 from onchip.kernels.cuda.conv_wgmma import spread_taps, taps_in_order
 from onchip.kernels.cuda.conv_windows import MOST_PHASES, Windows
+from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
-from onchip.kernels.cuda.product_wgmma import multiplied_weight
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op

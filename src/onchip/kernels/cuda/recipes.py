@@ -28,10 +28,10 @@ from onchip.kernels.cuda.common.program import (
     in_line,
 )
 from onchip.kernels.cuda.conv_wgmma import ConvWgmma, spread_taps
+from onchip.kernels.cuda.gemm.simt import MAKES, Product, narrow_weight
+from onchip.kernels.cuda.gemm.sm90 import UNBIASED, ProductWgmma, WgmmaProduct, split_weight, tf32_weight
 from onchip.kernels.cuda.mlp_packing import narrowed
 from onchip.kernels.cuda.permute import permute
-from onchip.kernels.cuda.product import MAKES, Product, narrow_weight
-from onchip.kernels.cuda.product_wgmma import UNBIASED, ProductWgmma, WgmmaProduct, split_weight, tf32_weight
 from onchip.kernels.cuda.token_max import TokenMax
 from onchip.kernels.cuda.token_slices import (
     narrow_tables,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from onchip.kernels.cuda import product_wgmma
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
@@ -31,8 +30,9 @@ from onchip.kernels.cuda.common.program import (
     Weight,
 )
 from onchip.kernels.cuda.gather import HALF, IDS
+from onchip.kernels.cuda.gemm import sm90 as product_wgmma
+from onchip.kernels.cuda.gemm.sm90 import WgmmaProduct
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product_wgmma import WgmmaProduct
 from onchip.kernels.cuda.token_slices import (
     FP8_ARCHITECTURES,
     MOST_TAPS,

@@ -92,7 +92,7 @@ def narrow_tables(rows: Array, taps: Array, K: int) -> Array:
 
 @sliced_op
 def split_tables(rows: Array, taps: Array, K: int) -> Array:
-    """rows (V, E) and taps (2, K * C_out, E), each the sum of two tf32 (product_wgmma.py) -> (V, K, C_out)."""
+    """rows (V, E) and taps (2, K * C_out, E), each the sum of two tf32 (gemm/sm90.py) -> (V, K, C_out)."""
     return _products(rows, taps.sum(axis=0), K)
 
 

@@ -1,4 +1,4 @@
-// common/epilogue.cuh: what the kernels of product.cu share: which tile a block makes, and what becomes of a sum.
+// common/epilogue.cuh: what the kernels of gemm/simt.cu share: which tile a block makes, and what becomes of a sum.
 #pragma once
 
 #include "common/fast_math.cuh"

@@ -1,4 +1,4 @@
-// mma/mma_tile.cuh: a tile of y = activation(x w^T + bias) at the tensor cores of every chip: the main loop of product_mma.cu
+// mma/mma_tile.cuh: a tile of y = activation(x w^T + bias) at the tensor cores of every chip: the main loop of gemm/mma.cu
 // and product_windows.cu, which differ in how rows of x are brought.
 //
 // Idea    Slices of x and w of the same 64 bytes of w's k go through shared memory by asynchronous copies, STAGES slices

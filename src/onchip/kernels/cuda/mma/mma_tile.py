@@ -1,4 +1,4 @@
-"""Tiles of mma.sync, as product_mma.cu and product_windows.cu make them: the host's side of mma/mma_tile.cuh."""
+"""Tiles of mma.sync, as gemm/mma.cu and product_windows.cu make them: the host's side of mma/mma_tile.cuh."""
 
 from __future__ import annotations
 

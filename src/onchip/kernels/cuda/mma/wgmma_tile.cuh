@@ -1,4 +1,4 @@
-// mma/wgmma_tile.cuh: y = activation(x w^T + bias) in tiles, at Hopper's tensor cores: the main loop of product_wgmma.cu and
+// mma/wgmma_tile.cuh: y = activation(x w^T + bias) in tiles, at Hopper's tensor cores: the main loop of gemm/sm90.cu and
 // conv_wgmma.cu, which differ in how boxes of rows are brought. sm_90a.
 //
 // Idea    A block stays on its multiprocessor and makes tile after tile of y. One warp has boxes of x and w of the same

@@ -1,4 +1,4 @@
-// matmul.cu: y = a b, a stack of matrices times a stack of matrices, on the ordinary cores; sizes are run-time values.
+// gemm/batched.cu: y = a b, a stack of matrices times a stack of matrices, on the ordinary cores; sizes are run-time values.
 //
 // Idea    A block makes a SIDE x SIDE tile of one matrix of y, a thread 4 x 4 sums. Slices of a and b of the same k go
 //         through shared memory. Where a stack is stretched, or one operand is a weight, its matrices are found by
@@ -10,7 +10,7 @@
 // Layout  a (..., M, K), b (..., K, N), y (..., M, N) row-major.
 // Shared  2 * 16 * (SIDE + 4) numbers: 8 704 B for 64 x 64 floats.
 // Limits  Any M, N, K >= 1, up to 4 axes of the stack; all of one type, float32, float16, bfloat16 or float64; sm_80 up.
-#include "matmul.cuh"
+#include "gemm/batched.cuh"
 #include "common/accumulator.cuh"
 
 constexpr int DEPTH = 16, PART = 128;

@@ -1,4 +1,4 @@
-// product_mma.cu: y = activation(x w^T + bias) on the tensor cores of every chip, of any sizes, which are run-time values.
+// gemm/mma.cu: y = activation(x w^T + bias) on the tensor cores of every chip, of any sizes, which are run-time values.
 //
 // Idea    mma/mma_tile.cuh, where rows are those of a matrix.
 // Order   A sum runs over k, as in mma/mma_tile.cuh. A row has the same bits in every batch.

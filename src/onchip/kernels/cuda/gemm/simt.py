@@ -1,4 +1,4 @@
-"""product on a GPU: the host's side of product.cu. A Linear of any shape; no network costs a compilation of its own."""
+"""GEMM on CUDA cores: the host side of gemm/simt.cu. A Linear of any shape, without a compilation of its own."""
 
 from __future__ import annotations
 

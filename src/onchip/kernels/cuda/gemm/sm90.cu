@@ -1,10 +1,10 @@
-// product_wgmma.cu: y = activation(x w^T + bias + other), of any sizes, which are run-time values, at the tensor cores' rate.
+// gemm/sm90.cu: y = activation(x w^T + bias + other), of any sizes, which are run-time values, at the tensor cores' rate.
 //
 // Idea    mma/wgmma_tile.cuh, with rows of x as they lie.
 // Floor   2 M N K flop. 8,192 cubed in fp16: 1.1 Tflop / 989 Tflop/s = 1.11 ms; in fp32: 3 * 1.1 / 494.5 = 6.67 ms.
 // Layout  x (M, K), y (M, N) row-major, w (PARTS, N, K): of fp32 the upper parts, then the lower ones; bias (N) or none,
 //         other (M, N) or none.
-// Limits  Rows of x and w are a multiple of 16 B long: others are copied with zeros behind them (pad_rows.cu). M < 2^31;
+// Limits  Rows of x and w are a multiple of 16 B long: others are copied with zeros behind them (gemm/pad_rows.cu). M < 2^31;
 //         sm_90a.
 #include "mma/wgmma_tile.cuh"
 

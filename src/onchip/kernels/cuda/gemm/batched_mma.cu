@@ -1,4 +1,4 @@
-// matmul_mma.cu: y = a b, a stack of matrices times a stack of matrices, on the tensor cores of every chip; sizes are
+// gemm/batched_mma.cu: y = a b, a stack of matrices times a stack of matrices, on the tensor cores of every chip; sizes are
 // run-time values.
 //
 // Idea    A block makes a SIDE x SIDE tile of one matrix of y, four warps a quarter each. Slices of a and b of the same k
@@ -12,7 +12,7 @@
 // Shared  2 * (SIDE * 36 + 32 * (SIDE + 8)) floats: 36 864 B for 64 x 64.
 // Limits  Any M, N, K >= 1, up to 4 axes of the stack; IS_WHOLE: rows of a, b and y are multiples of four numbers, all
 //         aligned; float32, float16 or bfloat16 in memory; sm_80 up. In fp32, what meets an infinity is a NaN.
-#include "matmul.cuh"
+#include "gemm/batched.cuh"
 #include "mma/fragments.cuh"
 
 constexpr int DEPTH = 32, THREADS = 128;

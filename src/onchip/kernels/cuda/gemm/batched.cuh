@@ -1,4 +1,4 @@
-// matmul.cuh: where the matrices of stacks are, for matmul.cu and matmul_mma.cu.
+// gemm/batched.cuh: where the matrices of stacks are, for gemm/batched.cu and gemm/batched_mma.cu.
 #pragma once
 
 constexpr int MOST_AXES = 4;

@@ -1,4 +1,4 @@
-"""product_few on a GPU: the host's side of product_few.cu. A Linear over few rows, as fast as its weights are read."""
+"""product_few on a GPU: the host's side of gemm/gemv.cu. A Linear over few rows, as fast as its weights are read."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.gemm.residual import Residual, residuals
+from onchip.kernels.cuda.gemm.simt import one_layer, weight_recipes
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product import one_layer, weight_recipes
-from onchip.kernels.cuda.residual import Residual, residuals
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise

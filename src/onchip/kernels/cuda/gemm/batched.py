@@ -1,4 +1,4 @@
-"""Products of two values on a GPU: the host's side of matmul.cu."""
+"""Products of two values on a GPU: the host's side of gemm/batched.cu."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class MatMulShape:
         return (self.a.at, self.b.at, Output(0), *map(Int64, (self.count(B), *self.sizes)), self._stack(B))
 
     def _stack(self, B: int) -> Struct:
-        """`Stack` of matmul.cuh: axes that are not there are in front."""
+        """`Stack` of gemm/batched.cuh: axes that are not there are in front."""
         columns = (B, *self.front), self.a.strides(self.front), self.b.strides(self.front)
         missing = MOST_AXES - len(columns[0])
         numbers = [n for column, none in zip(columns, (1, 0, 0), strict=True) for n in (*(none,) * missing, *column)]

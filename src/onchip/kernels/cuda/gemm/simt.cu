@@ -1,4 +1,4 @@
-// product.cu: y = activation(x w^T + bias) on the ordinary cores, of any sizes, which are run-time values: one compilation
+// gemm/simt.cu: y = activation(x w^T + bias) on the ordinary cores, of any sizes, which are run-time values: one compilation
 // for every network.
 //
 // Idea    A block makes a tile of y, a thread TM x TN sums. Slices of x and w of the same K go through shared memory, two

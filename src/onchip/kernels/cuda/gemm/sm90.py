@@ -1,4 +1,4 @@
-"""product_wgmma on a GPU: the host's side of product_wgmma.cu. A Linear of many weights, at Hopper's tensor cores."""
+"""product_wgmma on a GPU: the host's side of gemm/sm90.cu. A Linear of many weights, at Hopper's tensor cores."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.gemm.pad_rows import PIECE_BYTES, pad_rows, padded, padded_rows
+from onchip.kernels.cuda.gemm.residual import Residual, residuals
+from onchip.kernels.cuda.gemm.simt import narrow_weight, one_layer
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
-from onchip.kernels.cuda.pad_rows import PIECE_BYTES, pad_rows, padded, padded_rows
-from onchip.kernels.cuda.product import narrow_weight, one_layer
-from onchip.kernels.cuda.residual import Residual, residuals
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise

@@ -1,4 +1,4 @@
-// product_few.cu: y = activation(x w^T + bias + other) for few rows, of any sizes, which are run-time values.
+// gemm/gemv.cu: y = activation(x w^T + bias + other) for few rows, of any sizes, which are run-time values.
 //
 // Idea    With few rows a product is as fast as weights are read. They go from memory to registers, 16 bytes a load, many
 //         loads of a lane under way at a time, and meet each other nowhere: no shared memory, no barrier before the end.

@@ -1,4 +1,4 @@
-"""Products of two values on a GPU's tensor cores: the host's side of matmul_mma.cu."""
+"""Products of two values on a GPU's tensor cores: the host's side of gemm/batched_mma.cu."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     in_line,
 )
-from onchip.kernels.cuda.matmul import (
+from onchip.kernels.cuda.gemm.batched import (
     MOST_AXES,
     MOST_BLOCKS,
     SMALL,
@@ -85,7 +85,7 @@ class MatMulMma:
             return
         y = net.types[node.name]
         if y.dtype not in NUMBERS or len(y.row_shape) - 2 >= MOST_AXES or not y.row_size:
-            return  # matmul.py says why, where it does not take it either
+            return  # gemm/batched.py says why, where it does not take it either
         product, recipes = operands_of(net, node)
         lowering = MatMulMmaLowering(**vars(product), precision=job.precision)
         computed = PRECISIONS[job.precision]

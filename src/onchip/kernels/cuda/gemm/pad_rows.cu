@@ -1,4 +1,4 @@
-// pad_rows.cu: rows with zeros behind them, so that each begins at a multiple of 16 bytes.
+// gemm/pad_rows.cu: rows with zeros behind them, so that each begins at a multiple of 16 bytes.
 //
 // Idea    The tensor memory accelerator moves rows that begin there and no others. A lane writes 16 bytes, from words as
 //         long as all rows are multiples of; lanes of a row are neighbours.

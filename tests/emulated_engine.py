@@ -9,7 +9,8 @@ import pytest
 
 from emulated_cuda import emulated_gpu
 from onchip.kernels import cuda
-from onchip.kernels.cuda import KERNELS, mlp_tensor
+from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Layer
 from onchip.network.recipe import materialise

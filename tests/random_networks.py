@@ -306,9 +306,9 @@ def _errors_of(
     through_infinity = np.any([_rows(np.isinf(truth[value])) for value in above], axis=0)
     may_differ = _rows(~np.isclose(rewritten, exact, rtol=0.01, atol=0.01, equal_nan=True))
     has_convolutions = any(isinstance(layer, Convolution | TransposedConvolution) for layer in layers)
-    # fp32 as parts of tf32 makes NaNs of infinities (mlp_tensor.cu, mma/wgmma_tile.cuh).
+    # fp32 as parts of tf32 makes NaNs of infinities (mlp/tensor_core.cu, mma/wgmma_tile.cuh).
     in_parts = precision == "fp32" and any(group.claim.kernel in IN_PARTS for group in plan.groups)
-    # conv_last.cu and conv_last_wgmma.cu: a NaN reaches all places of a cell whose window has it.
+    # conv/last_layer/mma.cu and conv/last_layer/sm90.cu: a NaN reaches all places of a cell whose window has it.
     through_nan = np.any([_rows(np.isnan(truth[value])) for value in above], axis=0)
     in_cells = any(group.claim.kernel in ("conv_last", "conv_last_wgmma") for group in plan.groups)
     judged = ~(_pattern_differs(naive, exact) | (through_infinity & (may_differ | has_convolutions | in_parts)))

@@ -24,7 +24,7 @@ import pytest
 
 from onchip.errors import PlanError
 from onchip.kernels.cuda.common.program import LaunchConfig, Program
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.build import mlp
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.train.loop import fit

@@ -10,7 +10,7 @@ import onchip
 from checks import rows
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.conv import DEPTHWISE_RATE, DIRECT, HEAD, NARROW, TILES, ConvAlone
+from onchip.kernels.cuda.conv.direct import DEPTHWISE_RATE, DIRECT, HEAD, NARROW, TILES, ConvAlone
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io
 from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Identity, TransposedConvolution

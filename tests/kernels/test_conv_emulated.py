@@ -1,4 +1,4 @@
-"""The convolutions of conv.cu, run on the host: any geometry, both layouts, every tile, the same bits. No GPU."""
+"""conv/direct.cu on the host: any geometry, both layouts, every tile, the same bits. No GPU."""
 
 import math
 
@@ -13,7 +13,7 @@ from layer_cases import CASES
 from layer_cases import network as network_of
 from onchip.kernels import reference
 from onchip.kernels.cuda.common.program import Steps
-from onchip.kernels.cuda.conv import DIRECT, NARROW, TILES, ConvAlone, ConvLowering
+from onchip.kernels.cuda.conv.direct import DIRECT, NARROW, TILES, ConvAlone, ConvLowering
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     Clip,

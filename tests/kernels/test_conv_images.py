@@ -20,9 +20,9 @@ from kernels.test_conv_wgmma import (
     weight,
 )  # fmt: skip
 from onchip.kernels import reference
-from onchip.kernels.cuda.conv import Geometry
-from onchip.kernels.cuda.conv_images import IMAGES, NO_TAP_THERE
-from onchip.kernels.cuda.conv_wgmma import ConvWgmma, ConvWgmmaLowering
+from onchip.kernels.cuda.conv.direct import Geometry
+from onchip.kernels.cuda.conv.sm90 import ConvWgmma, ConvWgmmaLowering
+from onchip.kernels.cuda.conv.sm90_images import IMAGES, NO_TAP_THERE
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, ReLU
 from onchip.network.types import TensorType, numpy_dtype

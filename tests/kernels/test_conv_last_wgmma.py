@@ -10,8 +10,8 @@ from emulated_engine import run_claim
 from kernels.test_conv_last import CASES, SMALL, exact, generator, images, network
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.conv import Geometry
-from onchip.kernels.cuda.conv_last_wgmma import GROUPS, ConvLastWgmma, ConvLastWgmmaLowering, cell_rows
+from onchip.kernels.cuda.conv.direct import Geometry
+from onchip.kernels.cuda.conv.last_layer.sm90 import GROUPS, ConvLastWgmma, ConvLastWgmmaLowering, cell_rows
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Conv2d, ConvTranspose2d, Permute, Tanh, ToPixels
 from onchip.network.types import TensorType

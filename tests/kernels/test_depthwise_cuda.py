@@ -16,7 +16,7 @@ from emulated_engine import as_of_many, claims_of, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common import window
-from onchip.kernels.cuda.depthwise import DepthwiseAlone
+from onchip.kernels.cuda.conv.depthwise import DepthwiseAlone
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     GELU,

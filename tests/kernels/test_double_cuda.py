@@ -11,7 +11,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, one_layer, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.conv import DIRECT, TILES, ConvLowering
+from onchip.kernels.cuda.conv.direct import DIRECT, TILES, ConvLowering
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Conv1d, Conv2d, ConvTranspose2d, Linear, ReLU
 from onchip.network.types import TensorType

@@ -9,10 +9,10 @@ from checks import assert_error_within, random_mlp, rows
 from onchip.errors import DeviceError, KernelError, ShapeError
 from onchip.kernels import reference
 from onchip.kernels.chain import find_chain
-from onchip.kernels.cuda import mlp_fused
 from onchip.kernels.cuda.common.program import LaunchConfig
-from onchip.kernels.cuda.mlp_fused import ARCHITECTURES, MlpFused, chunks, layer_floats, shared_bytes, strides
-from onchip.kernels.cuda.mlp_tensor import MlpTensor
+from onchip.kernels.cuda.mlp import fused as mlp_fused
+from onchip.kernels.cuda.mlp.fused import ARCHITECTURES, MlpFused, chunks, layer_floats, shared_bytes, strides
+from onchip.kernels.cuda.mlp.tensor_core import MlpTensor
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io

@@ -6,7 +6,7 @@ import pytest
 from checks import random_mlp, rows
 from onchip.errors import InputError
 from onchip.kernels.chain import find_chain
-from onchip.kernels.cuda.mlp_packing import (
+from onchip.kernels.cuda.mlp.packing import (
     PRECISIONS,
     first_steps,
     hidden_columns,

@@ -6,8 +6,8 @@ import pytest
 from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import cuda, reference
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.mlp_pair import Pair, PairLowering
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.kernels.cuda.mlp.pair import Pair, PairLowering
 from onchip.network.build import mlp, sequential
 from onchip.network.io import with_io
 from onchip.network.layers import GELU, Linear, ReLU, Sigmoid

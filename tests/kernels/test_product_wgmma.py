@@ -17,7 +17,7 @@ from onchip.kernels.cuda.gemm.sm90 import (
     split_weight,
     tf32_weight,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_tf32
 from onchip.network.build import sequential
 from onchip.network.layers import GELU, Linear, ReLU
 from onchip.network.types import TensorType, numpy_dtype

@@ -8,10 +8,10 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
+from onchip.kernels.cuda.conv.implicit_gemm import ProductWindows
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_tf32
 from onchip.kernels.cuda.mma import mma_tile as mma_tiles
 from onchip.kernels.cuda.mma.mma_tile import tiles_of
-from onchip.kernels.cuda.product_windows import ProductWindows
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (

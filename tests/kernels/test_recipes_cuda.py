@@ -7,7 +7,7 @@ from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.errors import InputError
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.conv_wgmma import spread_taps
+from onchip.kernels.cuda.conv.sm90 import spread_taps
 from onchip.kernels.cuda.gemm.simt import narrow_weight
 from onchip.kernels.cuda.gemm.sm90 import split_weight, tf32_weight
 from onchip.kernels.cuda.recipes import LOWERINGS

@@ -5,7 +5,7 @@ import pytest
 
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cpu.mlp_fused import MlpFused
-from onchip.kernels.cuda.mlp_tensor import MOST_LAYERS
+from onchip.kernels.cuda.mlp.tensor_core import MOST_LAYERS
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Concat, Conv2d, Linear, ReLU, Reshape, Slice, Softmax, Tanh

@@ -8,8 +8,8 @@ import pytest
 from checks import random_mlp
 from onchip.errors import PlanError
 from onchip.kernels import cpu
-from onchip.kernels.cuda.mlp_fused import MlpLowering
-from onchip.kernels.cuda.mlp_tensor import TensorLowering
+from onchip.kernels.cuda.mlp.fused import MlpLowering
+from onchip.kernels.cuda.mlp.tensor_core import TensorLowering
 from onchip.network.build import mlp, sequential
 from onchip.network.io import with_io
 from onchip.network.layers import CumSum, ReLU, Softmax

@@ -14,7 +14,7 @@ import pytest
 
 from checks import random_mlp, rows
 from onchip.errors import DeviceError, InputError, PlanError
-from onchip.kernels.cuda.mlp_fused import MlpFused
+from onchip.kernels.cuda.mlp.fused import MlpFused
 from onchip.network.build import sequential
 from onchip.network.layers import Conv2d, Linear, MaxPool2d, ReLU, Reshape, Softmax
 from onchip.network.types import TensorType

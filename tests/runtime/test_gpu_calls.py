@@ -11,7 +11,7 @@ import pytest
 from checks import random_mlp, rows
 from fake_cuda import Array, FakeDriver, fake_gpu, floats
 from onchip.errors import DeviceError, InputError, KernelError, ShapeError
-from onchip.kernels.cuda.mlp_fused import MlpFused
+from onchip.kernels.cuda.mlp.fused import MlpFused
 from onchip.network.graph import Network
 from onchip.network.types import TensorType
 from onchip.plan.device import A100, H200

@@ -8,7 +8,7 @@ import pytest
 from checks import rows
 from fake_cuda import FREE_BYTES, Array, FakeDriver, fake_gpu, floats
 from onchip.errors import DeviceError, KernelError
-from onchip.kernels.cuda.mlp_fused import MlpFused
+from onchip.kernels.cuda.mlp.fused import MlpFused
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Linear
 from onchip.network.types import TensorType

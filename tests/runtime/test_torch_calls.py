@@ -11,7 +11,7 @@ from checks import random_mlp, rows
 from fake_cuda import FakeDriver, fake_gpu, floats
 from onchip.errors import InputError, KernelError, ShapeError
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.mlp_fused import MlpFused
+from onchip.kernels.cuda.mlp.fused import MlpFused
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import CumSum, Embedding, Linear

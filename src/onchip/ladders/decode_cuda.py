@@ -26,7 +26,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     Weight,
 )
-from onchip.kernels.cuda.mlp_fused import MlpFused
+from onchip.kernels.cuda.mlp.fused import MlpFused
 from onchip.ladders.decode import weight_matrices
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, line_of, rung_instances
 from onchip.ladders.frame import Ladder, Rung

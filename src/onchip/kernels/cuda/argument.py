@@ -1,4 +1,4 @@
-"""Where the largest and the smallest numbers stand, on a GPU: the host's side of argument.cu."""
+"""Where the largest and the smallest numbers stand, on a GPU: the host side of argument.cu."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     in_line,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network
 from onchip.network.layers import ArgMax, ArgMin
 from onchip.plan.device import Device

@@ -1,4 +1,4 @@
-"""Attention over short sequences on a GPU: the host's side of attention.cu."""
+"""Attention over short sequences on a GPU: the host side of attention.cu."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from onchip.kernels.cuda.common.program import (
     in_line,
 )
 from onchip.kernels.cuda.common.strides import Heads
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.cuda.norm import stretched
 from onchip.network.graph import Network
 from onchip.network.layers import MatMul

@@ -1,4 +1,4 @@
-"""Look-ups on a GPU, Embedding and TokenConv by themselves: the host's side of gather.cu."""
+"""Look-ups on a GPU, Embedding and TokenConv by themselves: the host side of gather.cu."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from onchip.kernels.cuda.common.program import (
     Weight,
     in_line,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Embedding, GlobalMean, GlobalSum, TokenConv
 from onchip.network.layers.base import row_axis

@@ -1,4 +1,4 @@
-"""Look-ups in several tables in one launch, and the Concat of them: the host's side of lookups.cu."""
+"""Look-ups in several tables in one launch, and the Concat of them: the host side of lookups.cu."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from onchip.kernels.cuda.common.program import (
 )
 from onchip.kernels.cuda.common.strides import View
 from onchip.kernels.cuda.gather import BLOCKS_A_UNIT, IDS, THREADS, WORDS
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Embedding, Reshape, Slice
 from onchip.network.layers.base import row_axis

@@ -1,4 +1,4 @@
-"""mlp_by_layers on a GPU: the host's side of mlp_by_layers.cu. Each layer of a small MLP has blocks that train it."""
+"""Host side of mlp_by_layers.cu: each layer of a small MLP has blocks that train it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     Struct,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mlp_resident import DEADLINE_MS, MOST_LAYERS, MOST_OUTPUTS, RULE_BYTES, UNITS
 from onchip.kernels.cuda.mlp_train import TrainLowering, price_of
 from onchip.kernels.cuda.mlp_train_bytes import ByteRows

@@ -1,4 +1,4 @@
-"""mlp_resident on a GPU: the host's side of mlp_resident.cu. Blocks that stay on the chip train a small MLP."""
+"""Host side of mlp_resident.cu: blocks that stay on the chip train a small MLP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     Struct,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mlp_train import TrainLowering, price_of
 from onchip.kernels.cuda.mlp_train_bytes import ByteRows
 from onchip.kernels.cuda.train_layer import find_layers, split_evenly

@@ -1,4 +1,4 @@
-"""mlp_train on a GPU: the host's side of mlp_train.cu. The launches of training steps, and what lies where."""
+"""Host side of mlp_train.cu: the launches of training steps, and what lies where."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from onchip.kernels.cuda.common.program import (
     Struct,
     UInt32,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH, PARTS_BUDGET, STAGE_K, ByteRows
 from onchip.kernels.cuda.mlp_train_rows import BUDGET as ROWS_BUDGET
 from onchip.kernels.cuda.mlp_train_rows import LEAST_ROWS, MOST_WIDTHS, RowsPass

@@ -1,4 +1,4 @@
-"""mlp_train_bytes on a GPU: the host's side of mlp_train_bytes.cu. How products with bytes are cut into tiles."""
+"""Host side of mlp_train_bytes.cu: how products with bytes are cut into tiles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.cuda.common.program import Budget, Program
-from onchip.kernels.cuda.mlp_packing import round_up
+from onchip.kernels.cuda.mlp.packing import round_up
 
 SOURCE = Path(__file__).parent / "mlp_train_bytes.cu"
 PARTS = {"fp32": 3, "tf32": 2, "fp16": 2, "bf16": 1}  # numbers of bf16 that a float is made of

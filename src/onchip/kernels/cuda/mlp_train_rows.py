@@ -1,4 +1,4 @@
-"""mlp_train_rows on a GPU: the host's side of mlp_train_rows.cu. Which layers it takes, and what they need."""
+"""Host side of mlp_train_rows.cu: which layers it takes, and what they need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from onchip.kernels.cuda.common.program import Budget, Program
-from onchip.kernels.cuda.mlp_packing import round_up
+from onchip.kernels.cuda.mlp.packing import round_up
 from onchip.kernels.cuda.mlp_train_bytes import PARTS
 
 SOURCE = Path(__file__).parent / "mlp_train_rows.cu"

@@ -1,4 +1,4 @@
-"""mlp_train_three on a GPU: the host's side of mlp_train_pixels.cu and mlp_train_cluster.cu. Three launches a step."""
+"""mlp_train_three on a GPU: the host side of mlp_train_pixels.cu and mlp_train_cluster.cu. Three launches a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onchip.kernels.cuda.common.program import (
     Struct,
     UInt32,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mlp_train import DIGITS, THREADS, TrainLowering, price_of
 from onchip.kernels.cuda.mlp_train_bytes import ByteRows
 from onchip.kernels.cuda.mlp_train_rows import MOST_OUTPUTS, MOST_WIDTHS

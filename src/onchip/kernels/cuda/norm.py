@@ -1,4 +1,4 @@
-"""LayerNorm, RMSNorm and GroupNorm on a GPU: the host's side of norm.cu."""
+"""LayerNorm, RMSNorm and GroupNorm on a GPU: the host side of norm.cu."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from onchip.kernels.cuda.common.program import (
     Weight,
     in_line,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, RowNorm
 from onchip.network.layers.norm import NormParts

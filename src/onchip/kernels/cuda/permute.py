@@ -1,4 +1,4 @@
-"""Axes in another order on a GPU: the host's side of permute.cu.
+"""Axes in another order on a GPU: the host side of permute.cu.
 
 A Permute by itself, and values that a plan wants in another layout; a Cast on the way.
 """
@@ -28,7 +28,7 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     in_line,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Permute
 from onchip.network.types import DTYPE_BYTES, TensorType

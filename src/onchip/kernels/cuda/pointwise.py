@@ -1,4 +1,4 @@
-"""pointwise on a GPU: the host's side of pointwise.cu. It claims runs of pointwise layers; pointwise_run.py writes them
+"""Host side of pointwise.cu: it claims runs of pointwise layers; pointwise_run.py writes them
 down as the steps that the kernel goes through.
 """
 
@@ -26,7 +26,7 @@ from onchip.kernels.cuda.common.program import (
     Struct,
 )
 from onchip.kernels.cuda.gemm.gemv import OVERLAPPING
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.cuda.pointwise_run import (
     COMBINATIONS,
     COMMON_COMBINATIONS,

@@ -1,4 +1,4 @@
-"""Pools on a GPU: the host's side of pool.cu."""
+"""Pools on a GPU: the host side of pool.cu."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
 )
 from onchip.kernels.cuda.common.window import Axis, Windows, axes_of
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
 from onchip.network.types import DTYPE_BYTES

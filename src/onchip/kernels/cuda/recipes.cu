@@ -3,11 +3,11 @@
 // Idea    tf32_parts rounds numbers to tf32, or splits them into two; spread_taps lays the channels of a convolution's
 //         taps side by side, with zeros behind them. A thread a number: both are passes over memory.
 // Floor   Bytes in and out: 4,096 x 4,096 split: 201 MB / 4.8 TB/s = 42 us.
-// Layout  w and what is made row-major, as the evaluators in gemm/sm90.py and conv_wgmma.py say.
+// Layout  w and what is made row-major, as the evaluators in gemm/sm90.py and conv/sm90.py say.
 // Limits  w float32, float16 or bfloat16; any sizes; sm_80 up.
 #include "common/dtype.cuh"
 
-// To 10 bits behind the point, halves away from zero; NaNs and infinities stay (mlp_packing.py: round_tf32).
+// To 10 bits behind the point, halves away from zero; NaNs and infinities stay (mlp/packing.py: round_tf32).
 __device__ __forceinline__ float round_tf32(float v) {
     const u32 bits = __float_as_uint(v);
     return (bits & 0x7f800000) == 0x7f800000 ? v : __uint_as_float((bits + 0x1000) & 0xffffe000);

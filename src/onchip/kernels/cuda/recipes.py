@@ -27,10 +27,10 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     in_line,
 )
-from onchip.kernels.cuda.conv_wgmma import ConvWgmma, spread_taps
+from onchip.kernels.cuda.conv.sm90 import ConvWgmma, spread_taps
 from onchip.kernels.cuda.gemm.simt import MAKES, Product, narrow_weight
 from onchip.kernels.cuda.gemm.sm90 import UNBIASED, ProductWgmma, WgmmaProduct, split_weight, tf32_weight
-from onchip.kernels.cuda.mlp_packing import narrowed
+from onchip.kernels.cuda.mlp.packing import narrowed
 from onchip.kernels.cuda.permute import permute
 from onchip.kernels.cuda.token_max import TokenMax
 from onchip.kernels.cuda.token_slices import (
@@ -109,7 +109,7 @@ def _token_taps(given: RecipeLowering, B: int) -> Steps:
 
 
 def _tensor_tables(given: RecipeLowering, B: int) -> Steps:
-    """rows (V, E) times taps (K * C_out, E) at the tensor cores, both as these multiply them."""
+    """rows (V, E) times taps (K * C_out, E) on the tensor cores, both as these multiply them."""
     rows, _ = given.sources
     _, K, C_out = given.recipe.shape
     precision = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[rows.dtype]

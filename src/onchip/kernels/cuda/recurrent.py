@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN on a GPU: the host's side of recurrent.cu."""
+"""LSTM, GRU and RNN on a GPU: the host side of recurrent.cu."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import GRU, LSTM, RNN, Recurrent
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op

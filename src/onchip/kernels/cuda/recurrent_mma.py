@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN of many sequences on a GPU's tensor cores, with the product before them: the host's side of
+"""LSTM, GRU and RNN of many sequences on a GPU's tensor cores, with the product before them: the host side of
 recurrent_mma.cu."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, Precision, narrowed, round_tf32
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, Precision, narrowed, round_tf32
 from onchip.kernels.cuda.recurrent import RecurrentShape
 from onchip.kernels.cuda.recurrent_held import MOST_BLOCKS, WITHOUT_CLUSTERS
 from onchip.network.graph import Network, Node

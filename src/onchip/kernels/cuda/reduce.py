@@ -1,4 +1,4 @@
-"""Extremes, sums, means and norms along axes, and softmaxes, on a GPU: the host's side of reduce.cu and softmax.cu.
+"""Extremes, sums, means and norms along axes, and softmaxes, on a GPU: the host side of reduce.cu and softmax.cu.
 
 An array is (outer, N, inner), and N alone decides how the middle axis is walked over: a row's bits do not depend on its
 batch. Axes that do not stand next to each other are moved to the end first. Of all pixels of an image, channels may lie
@@ -29,7 +29,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     UInt32,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.cuda.permute import permute
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (

@@ -1,4 +1,4 @@
-"""LinearResize on a GPU: the host's side of resize.cu."""
+"""LinearResize on a GPU: the host side of resize.cu."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from onchip.kernels.cuda.common.program import (
     Weight,
     in_line,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.cuda.select import MOST_WORDS
 from onchip.kernels.selection import ResizeParts, axis_taps, may_turn, resize_parts
 from onchip.network.graph import Network

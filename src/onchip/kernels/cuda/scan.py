@@ -1,4 +1,4 @@
-"""Scans on a GPU: the host's side of scan_tiles.cu, scan_warps.cu, scan_rows.cu and scan_columns.cu.
+"""Scans on a GPU: the host side of scan_tiles.cu, scan_warps.cu, scan_rows.cu and scan_columns.cu.
 
 An array is (outer, N, inner), scanned along the middle axis. How it is cut depends on N, inner and the dtype, never on
 `outer`: a row's bits do not depend on its batch.
@@ -27,7 +27,7 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     in_line,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.cuda.permute import permute
 from onchip.network.graph import Network
 from onchip.network.layers import CumSum

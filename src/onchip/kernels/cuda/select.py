@@ -1,4 +1,4 @@
-"""Slice, Gather, Pad, Tile and NearestResize on a GPU: the host's side of select.cu."""
+"""Slice, Gather, Pad, Tile and NearestResize on a GPU: the host side of select.cu."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onchip.kernels.cuda.common.program import (
     Weight,
     in_line,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.cuda.permute import WORDS
 from onchip.kernels.selection import may_turn, tables_for
 from onchip.network.graph import Network

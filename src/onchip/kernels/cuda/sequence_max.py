@@ -1,4 +1,4 @@
-"""A maximum over sequences of different lengths by itself: the host's side of sequence_max.cu."""
+"""A maximum over sequences of different lengths by itself: the host side of sequence_max.cu."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onchip.kernels.cuda.common.program import (
     in_line,
 )
 from onchip.kernels.cuda.gather import IDS
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network
 from onchip.network.layers import SequenceMax
 from onchip.plan.device import Device

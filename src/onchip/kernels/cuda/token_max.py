@@ -1,4 +1,4 @@
-"""Folded text networks on a GPU, ids in, maxima over time out: the host's side of token_max.cu."""
+"""Folded text networks on a GPU, ids in, maxima over time out: the host side of token_max.cu."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.gather import HALF, IDS
 from onchip.kernels.cuda.gemm import sm90 as product_wgmma
 from onchip.kernels.cuda.gemm.sm90 import WgmmaProduct
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.cuda.token_slices import (
     FP8_ARCHITECTURES,
     MOST_TAPS,

@@ -1,4 +1,4 @@
-"""Tables of folded embeddings as token_max looks them up: their operations, and the host's side of token_slices.cu."""
+"""Tables of folded embeddings as token_max looks them up: their operations, and the host side of token_slices.cu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first few of the largest or the smallest numbers, or their places, on a GPU: the host's side of top_k.cu."""
+"""The first few of the largest or the smallest numbers, or their places, on a GPU: the host side of top_k.cu."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     in_line,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network
 from onchip.network.layers import ArgTopK, TopK
 from onchip.plan.device import Device

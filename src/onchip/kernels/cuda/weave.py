@@ -1,4 +1,4 @@
-"""weave on a GPU: the host's side of weave.cu. Values side by side (Concat) or woven together (Interleave)."""
+"""Host side of weave.cu: values side by side (Concat) or woven together (Interleave)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     in_line,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.cuda.permute import WORDS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Interleave

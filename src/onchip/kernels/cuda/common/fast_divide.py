@@ -1,4 +1,4 @@
-"""Divisions by numbers that are known when a kernel is launched: the host's side of common/fast_divide.cuh."""
+"""Divisions by numbers that are known when a kernel is launched: the host side of common/fast_divide.cuh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows over images on a GPU, of pools and depthwise convolutions: the host's side of common/window.cuh."""
+"""Windows over images on a GPU, of pools and depthwise convolutions: the host side of common/window.cuh."""
 
 from __future__ import annotations
 

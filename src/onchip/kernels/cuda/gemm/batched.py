@@ -1,4 +1,4 @@
-"""Products of two values on a GPU: the host's side of gemm/batched.cu."""
+"""Products of two values on a GPU: the host side of gemm/batched.cu."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onchip.kernels.cuda.common.program import (
     Weight,
     in_line,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import MatMul
 from onchip.network.recipe import Recipe, as_is

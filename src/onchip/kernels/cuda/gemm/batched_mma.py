@@ -1,4 +1,4 @@
-"""Products of two values on a GPU's tensor cores: the host's side of gemm/batched_mma.cu."""
+"""Products of two values on a GPU's tensor cores: the host side of gemm/batched_mma.cu."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from onchip.kernels.cuda.gemm.batched import (
     moved_bytes,
     operands_of,
 )
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network
 from onchip.network.layers import MatMul
 from onchip.plan.device import Device

@@ -1,4 +1,4 @@
-"""product_few on a GPU: the host's side of gemm/gemv.cu. A Linear over few rows, as fast as its weights are read."""
+"""Host side of gemm/gemv.cu: a Linear over few rows, as fast as its weights are read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.chain import end_dtypes, find_chain
-from onchip.kernels.cuda import mlp_tensor
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
@@ -29,7 +28,8 @@ from onchip.kernels.cuda.common.program import (
 )
 from onchip.kernels.cuda.gemm.residual import Residual, residuals
 from onchip.kernels.cuda.gemm.simt import one_layer, weight_recipes
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise

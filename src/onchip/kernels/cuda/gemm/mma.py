@@ -1,4 +1,4 @@
-"""product_mma on a GPU: the host's side of gemm/mma.cu. A Linear of any shape on the tensor cores of every chip."""
+"""Host side of gemm/mma.cu: a Linear of any shape on the tensor cores of every chip."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.conv_wgmma import spread_taps
+from onchip.kernels.cuda.conv.sm90 import spread_taps
 from onchip.kernels.cuda.gemm.simt import plain_layer
 from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise

@@ -1,4 +1,4 @@
-"""Rows with zeros behind them on a GPU: the host's side of gemm/pad_rows.cu, for kernels that move boxes of rows."""
+"""Rows with zeros behind them on a GPU: the host side of gemm/pad_rows.cu, for kernels that move boxes of rows."""
 
 from __future__ import annotations
 

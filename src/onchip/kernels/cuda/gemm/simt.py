@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
-from onchip.kernels.cuda import mlp_tensor
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
@@ -27,8 +26,9 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.conv import DOUBLE_RATE, DOUBLE_TILES, MOST, ConvLowering, Geometry
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, narrowed
+from onchip.kernels.cuda.conv.direct import DOUBLE_RATE, DOUBLE_TILES, MOST, ConvLowering, Geometry
+from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, narrowed
 from onchip.kernels.cuda.token_slices import narrow_tables, split_tables, token_slices, token_taps
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node

@@ -1,4 +1,4 @@
-"""product_wgmma on a GPU: the host's side of gemm/sm90.cu. A Linear of many weights, at Hopper's tensor cores."""
+"""Host side of gemm/sm90.cu: a Linear of many weights, at Hopper's tensor cores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.chain import Dense, end_dtypes, find_chain
-from onchip.kernels.cuda import mlp_tensor
 from onchip.kernels.cuda.common.activation import act_name, activation_words
 from onchip.kernels.cuda.common.program import (
     NOTHING,
@@ -34,7 +33,8 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.gemm.pad_rows import PIECE_BYTES, pad_rows, padded, padded_rows
 from onchip.kernels.cuda.gemm.residual import Residual, residuals
 from onchip.kernels.cuda.gemm.simt import narrow_weight, one_layer
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
+from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_tf32
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise
@@ -50,9 +50,9 @@ ALIGN_BYTES = 1024  # of a stage
 SHARED_BYTES = 220 << 10  # for stages: biases and signals take the rest of what a block may have
 MOST_STAGES = 16
 # What a part's sum lacks on average: each of its 12 additions is cut off where float32 ends, not rounded (see
-# mlp_packing.py). A simulation of that has sums smaller by 2.3e-7 of themselves.
+# mlp/packing.py). A simulation of that has sums smaller by 2.3e-7 of themselves.
 UNBIASED = 1 + 2.3e-7
-LEAST_WEIGHTS = 1 << 15  # of a layer: fewer fit in a multiprocessor, and are read there (mlp_tensor.py)
+LEAST_WEIGHTS = 1 << 15  # of a layer: fewer fit in a multiprocessor, and are read there (mlp/tensor_core.py)
 BOX_ROWS = PIECE_BYTES  # at a multiple of which rows must begin
 
 
@@ -143,7 +143,7 @@ class WgmmaProduct:
     dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
     activation: Elementwise | None = None
     parts: int = 1  # of a sum along k
-    phases: int = 1  # as many products of these sizes, each of its own slices of w (conv_wgmma.py)
+    phases: int = 1  # as many products of these sizes, each of its own slices of w (conv/sm90.py)
     length: int = 0  # of a row of x, where w has zeros behind as many numbers; 0: K
 
     def count(self, tile: Tile) -> int:
@@ -151,7 +151,7 @@ class WgmmaProduct:
 
     @property
     def is_direct(self) -> bool:
-        """Whether x is what the tensor cores multiply, or is rounded to it on its way to them: no register between."""
+        """Whether x is whon the tensor cores multiply, or is rounded to it on its way to them: no register between."""
         return self.precision != "fp32" and self.dtypes[0] == PRECISIONS[self.precision].dtype
 
     @property
@@ -404,7 +404,7 @@ def _claim(net: Network, run: Residual, lowering: WgmmaLowering, job: Job) -> Cl
 
 
 def weight_recipes(layer: Dense, precision: str) -> dict[str, Recipe]:
-    """w (parts, N, K and zeros) in what the tensor cores multiply; the bias in float32."""
+    """w (parts, N, K and zeros) in whon the tensor cores multiply; the bias in float32."""
     shape = layer.D_out, padded(layer.D_in, DTYPE_BYTES[PRECISIONS[precision].dtype])
     rows = layer.weight if shape[1] == layer.D_in else Recipe.of(padded_rows, (layer.weight,), shape, K=shape[1])
     recipes = {"weight": multiplied_weight(rows, shape, precision)}

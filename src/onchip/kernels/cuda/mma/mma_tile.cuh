@@ -1,5 +1,5 @@
 // mma/mma_tile.cuh: a tile of y = activation(x w^T + bias) at the tensor cores of every chip: the main loop of gemm/mma.cu
-// and product_windows.cu, which differ in how rows of x are brought.
+// and conv/implicit_gemm.cu, which differ in how rows of x are brought.
 //
 // Idea    Slices of x and w of the same 64 bytes of w's k go through shared memory by asynchronous copies, STAGES slices
 //         at a time: while one is multiplied, the others are on their way. WM x WN warps share the tile; a warp reads its

@@ -1,4 +1,4 @@
-"""Tiles of mma.sync, as gemm/mma.cu and product_windows.cu make them: the host's side of mma/mma_tile.cuh."""
+"""Tiles of mma.sync, as gemm/mma.cu and conv/implicit_gemm.cu make them: the host side of mma/mma_tile.cuh."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from onchip.kernels.cuda.common.program import Budget
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import H200, Device
 

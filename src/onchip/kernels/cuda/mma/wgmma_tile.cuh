@@ -1,5 +1,5 @@
 // mma/wgmma_tile.cuh: y = activation(x w^T + bias) in tiles, at Hopper's tensor cores: the main loop of gemm/sm90.cu and
-// conv_wgmma.cu, which differ in how boxes of rows are brought. sm_90a.
+// conv/sm90.cu, which differ in how boxes of rows are brought. sm_90a.
 //
 // Idea    A block stays on its multiprocessor and makes tile after tile of y. One warp has boxes of x and w of the same
 //         128 bytes of k brought to shared memory, STAGES of them at a time; TEAMS times four warps multiply what is

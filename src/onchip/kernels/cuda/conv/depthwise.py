@@ -1,0 +1,180 @@
+"""Depthwise convolutions on a GPU: the host side of conv/depthwise.cu."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from onchip.kernels.chain import with_activation
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    FLOATS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    Output,
+    Program,
+    Steps,
+    UInt32,
+    Weight,
+)
+from onchip.kernels.cuda.common.window import Axis, Windows, axes_of
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Convolution, Elementwise
+from onchip.network.layers.conv import conv_groups
+from onchip.network.recipe import Recipe, as_is, transposed
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
+
+ARCHITECTURES = EVERY_CHIP
+SOURCE = Path(__file__).with_suffix(".cu")
+UNROLLED = ((3, 3, 1), (3, 3, 2), (5, 5, 1), (5, 5, 2), (1, 3, 1), (1, 5, 1))
+TOGETHER = (8, 4)
+PART = 128  # terms of a sum; longer ones are sums of sums, as conv's are
+# Shares of the device's fp32 rate: 5 x 5 in rows of float32 had 15.5 of an H200's 50.9 Tflop/s. Of a loop, which reads
+# its weights again and again, we expect less.
+RATE, LOOP_RATE = 0.3, 0.2
+# Of a thread, whose taps come one after the other: a loop over 7 x 7 took 6 to 8 us with one image, 3 x 3 in line 0.3.
+TAP_US, LOOP_TAP_US = 0.03, 0.14
+
+
+@dataclass(frozen=True)
+class DepthwiseLowering:
+    """depthwise(x, w, bias, y, windows, each, activation's three words)"""
+
+    dtype: str
+    windows: Windows
+    has_bias: bool
+    activation: Elementwise | None
+
+    @property
+    def vector(self) -> int:
+        """Channels a thread, where they lie last: four, or as many as it holds the weights of."""
+        w = self.windows
+        V = 1 if self.dtype == "float64" or w.C != w.N else 2 if math.prod(w.window[:2]) > 9 else 4
+        return V if w.is_last and w.C % V == 0 else 1
+
+    def at(self, B: int) -> Steps:
+        if not B:
+            return Steps(())
+        cut, config, windows = self.windows.arguments(B, self.vector)
+        arguments: tuple[Argument, ...] = (
+            Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), windows,
+            divider(self.windows.N // self.windows.C), *map(UInt32, activation_words(self.activation)),
+        )  # fmt: skip
+        has_parts = str(self.windows.h.taps * self.windows.w.taps > PART).lower()
+        program = Program(SOURCE, f"depthwise<{FLOATS[self.dtype]}, {has_parts}, {cut}>")
+        return Steps((KernelLaunch(program, config, arguments, Budget(registers=128)),))
+
+
+class DepthwiseAlone:
+    name = "depthwise"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """A convolution whose groups have one channel each, with its activation."""
+        node = net.nodes[start]
+        if not isinstance(node.layer, Convolution) or job.is_training:
+            return
+        x = net.types[node.inputs[0]]
+        if conv_groups(node.layer) != x.row_shape[0]:
+            return
+        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or not _windows(net, node, False, device).fits:
+            why = f"convolves rows of less than 2^31 numbers of {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
+            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
+            return
+        nodes = (node,) if x.dtype == "float64" else with_activation(net, start, ACTIVATIONS)
+        yield from _claims(net, nodes, device)
+
+
+def _claims(net: Network, nodes: tuple[Node, ...], device: Device) -> Iterator[Claim]:
+    """Of a convolution, and perhaps its activation: in rows, and with channels last."""
+    first, last = nodes[0], nodes[-1]
+    value, made = first.inputs[0], last.name
+    x, y = net.types[value], net.types[made]
+    activation = last.layer if isinstance(last.layer, Elementwise) else None
+    number = "float64" if x.dtype == "float64" else "float32"
+    for is_last in (False, True) if has_channels(x) and has_channels(y) and net.readers(made) else (False,):
+        windows = _windows(net, first, is_last, device)
+        recipes = _recipes(net, first, is_last, number)
+        price = Price(
+            sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, sum(made.nbytes for made in recipes.values()),
+            precision="fp32", rate=RATE if windows.is_unrolled else LOOP_RATE,
+            least_us=windows.h.taps * windows.w.taps * (TAP_US if windows.is_unrolled else LOOP_TAP_US),
+        )  # fmt: skip
+        taps = "x".join(map(str, net.weights[first.weights["weight"]].shape[2:]))
+        labels = (str(windows.C), str(windows.N), taps, *([activation.kind] if activation else ()))
+        is_read_often = windows.h.taps * windows.w.taps > 1 or windows.N > windows.C
+        yield Claim(
+            DepthwiseAlone.name, f"{DepthwiseAlone.name}<{','.join(labels)}>", tuple(node.name for node in nodes),
+            price, "a channel of y is made of one of x", recipes, order=f"taps in order, parts of {PART}",
+            facts=DepthwiseLowering(x.dtype, windows, "bias" in recipes, activation),
+            reads={value: Use(CHANNELS_LAST if is_last else ROWS, is_read_often)},
+            gives={made: CHANNELS_LAST} if is_last else {},
+        )  # fmt: skip
+
+
+def _windows(net: Network, node: Node, is_last: bool, device: Device) -> Windows:
+    (C, *sizes), (N, *counts) = (net.types[value].row_shape for value in (node.inputs[0], node.name))
+    taps = net.weights[node.weights["weight"]].shape[2:]
+    h, w = axes_of(node.layer, tuple(sizes), tuple(counts), taps)
+    # Not in float64: the weights of a window, and its sums, would take all registers.
+    dtype = net.types[node.name].dtype
+    unrolled = () if dtype == "float64" else UNROLLED
+    return Windows(C, N, h, w, is_last, DTYPE_BYTES[dtype], unrolled, TOGETHER, device.units)
+
+
+def _recipes(net: Network, node: Node, is_last: bool, dtype: str) -> dict[str, Recipe]:
+    """The weights of a channel together, (N, 1, taps...), or, channels last, those of a tap, (taps..., 1, N)."""
+    name = node.weights["weight"]
+    shape = net.weights[name].shape
+    axes = (*range(2, len(shape)), 1, 0)
+    recipes = {
+        "weight": Recipe.of(transposed, (name,), [shape[axis] for axis in axes], dtype, axes=axes)
+        if is_last
+        else Recipe.of(as_is, (name,), shape, dtype)
+    }
+    if "bias" in node.weights:
+        bias = node.weights["bias"]
+        recipes["bias"] = Recipe.of(as_is, (bias,), net.weights[bias].shape, dtype)
+    return recipes
+
+
+def _instance(name: str, dtype: str, is_last: bool, taps: int = 3, stride: int = 1, each: int = 1) -> Instance:
+    axis = Axis(16 * stride, 16, taps, stride, 1, 1, 16 * stride + 1)
+    windows = Windows(64, 64 * each, axis, axis, is_last, DTYPE_BYTES[dtype], UNROLLED, TOGETHER, 132)
+    lowering = DepthwiseLowering(dtype, windows, True, None)
+    return Instance(name, lambda device: lowering.at(1000).launches[0])
+
+
+INSTANCES = (
+    _instance("3 x 3", "float32", False),
+    _instance("3 x 3, channels last", "float32", True),
+    _instance("3 x 3 by steps of 2", "bfloat16", False, stride=2),
+    _instance("3 x 3 by steps of 2, channels last", "float16", True, stride=2),
+    _instance("5 x 5", "float16", False, 5),
+    _instance("5 x 5, channels last", "float32", True, 5),
+    _instance("5 x 5 of 16 bits, channels last", "bfloat16", True, 5),
+    _instance("5 x 5, channels last, two of one", "float32", True, 5, each=2),
+    _instance("any window in float64", "float64", False, 4),
+    _instance("any window", "float32", False, 4),
+    _instance("any window, channels last", "bfloat16", True, 4),
+    _instance("any window by steps of 2", "float16", False, 7, 2),
+    _instance("any window by steps of 2, channels last", "float16", True, 7, 2),
+    _instance("7 x 7", "float32", False, 7),
+    _instance("long sums", "float32", False, 12),
+    _instance("long sums, channels last", "float32", True, 12),
+    _instance("any window in float64, channels last", "float64", True, 4),
+)

@@ -1,0 +1,379 @@
+// conv/first_layer.cu: convolutions of few channels of x, as the first layers of image networks are, on the tensor cores.
+//
+// Idea    A block makes tiles of places of y, all channels. It brings the patch of x under a tile to shared memory once,
+//         a word for each pixel: a number, or, of 16 bits, the pixel and its neighbour at the next tap. So a word is what
+//         a lane multiplies, wherever a window begins: k runs over channels, rows of taps and taps, two taps a word,
+//         and a table says where each word of a window lies. The weights stay in shared memory as fragments. A thread
+//         brings 8 pixels of a line at a time, by the widest loads that lines of x allow; a line of the patch begins at
+//         a multiple of 8 pixels of x. Stores of a warp fill whole sectors of 32 B where places and channels allow it;
+//         small images in rows, of which they would not, are put together in shared memory first. While it multiplies, a
+//         block asks for the next tile's lines of x. A pool behind it, of windows that lie side by side, is made of what
+//         the lanes of a warp hold: places of a tile stand window by window, so that a window's are neighbours.
+// Order   A sum runs over channels, then taps, STEP terms an instruction; of fp32 it is added to a total every PART
+//         terms. Then comes the bias. A mean adds up neighbours, then pairs of them, and so on. Neither the tile nor B
+//         decides anything.
+// Floor   x in and y out. 3 -> 64 channels, 3x3, 32x32 places, B = 4,096, float32 to float16: 587 MB / 4.8 TB/s = 122 us;
+//         14.5 Gflop / 989 Tflop/s = 15 us; in fp32, 1.1 GB and 231 us, 3 * 14.5 / 494.5 = 88 us.
+// Layout  x (B, C, H, W), y (B, N, YH, YW), places or windows, or with channels last; w as conv/warp_mma.cuh has it, k (C, KH,
+//         KW), of 16 bits an odd KW filled up with a tap of zeros; bias (N) or none. One axis is an image of one row.
+// Shared  PARTS * K * N numbers, 4 B a pixel of the patch, 16 B for 2 words of k, 8 B a place, a tile of y where it
+//         is put together.
+// Limits  Less than 2^31 tiles; all of one within a block's shared memory; images of less than 2^31 numbers; x begins at
+//         a multiple of 16 B; windows of a pool have 2^n places, up to 16, and y ends with a whole one; sm_80 up.
+#include "conv/warp_mma.cuh"
+#include "common/fast_divide.cuh"
+#include "common/accumulator.cuh"
+
+constexpr int MT = 2;    // 16 MT places a warp at a time
+constexpr int UNIT = 8;  // pixels of a line that a thread brings at a time
+
+struct Tiles {
+    int C, H, W, N, HO, WO;
+    int taps_h, taps_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w;
+    int images, rows, columns;    // of a tile
+    int patch_rows, pitch;        // lines of x under an image's rows; pixels of a line, whole units
+    u32 tiles;
+    int loaded;                   // numbers of x that one load brings: lines are aligned to them
+    int steps, y_last;            // of k; whether channels of y lie last
+    int is_staged;                // whether a tile of y is put together in shared memory: whole images in rows
+    int down_bits, across_bits;   // a window of the pool is 2^down_bits places times 2^across_bits; 0: there is none
+    int YH, YW;                   // of y, places or windows
+    Divider by_columns, by_rows;  // windows of a tile
+    Divider by_units, by_patch_rows, by_channels;
+    Divider by_across, by_down;   // tiles of an image
+    Divider by_groups;            // of channels that a warp makes at a time
+};
+
+// Where a tile begins.
+struct Tile {
+    long long first;  // image
+    int images;       // of them there are
+    int top, left;    // place of y
+
+    __device__ __forceinline__ Tile(const Tiles& t, u32 tile, long long B) {
+        left = static_cast<int>(take_rest(tile, t.by_across)) * t.columns;
+        top = static_cast<int>(take_rest(tile, t.by_down)) * t.rows;
+        first = static_cast<long long>(tile) * t.images;
+        images = static_cast<int>(B - first < t.images ? B - first : t.images);
+    }
+    __device__ __forceinline__ bool is_whole(const Tiles& t) const {
+        return images == t.images && top + t.rows <= t.HO && left + t.columns <= t.WO;
+    }
+    __device__ __forceinline__ bool has(const Tiles& t, u32 place) const {
+        u32 window = place >> (t.down_bits + t.across_bits);  // all of it is there, or nothing
+        const int column = take_rest(window, t.by_columns) << t.across_bits;
+        const int row = take_rest(window, t.by_rows) << t.down_bits;
+        return static_cast<int>(window) < images && top + row < t.HO && left + column < t.WO;
+    }
+    // Asks for the lines of x under it, so that they lie in the L2 cache when they are read.
+    template <class X>
+    __device__ __forceinline__ void fetch_early(const Tiles& t, const X* x) const {
+        const int begin = top * t.stride_h - t.before_h, from = max(begin, 0), end = min(begin + t.patch_rows, t.H);
+        const int nbytes = max(end - from, 0) * t.W * static_cast<int>(sizeof(X)), pieces = nbytes / LINE_BYTES + 1;
+        const X* const first_line = x + (first * t.C * t.H + from) * t.W;
+        for (int i = threadIdx.x; i < images * t.C * pieces; i += THREADS) {
+            const int channel = i / pieces, at = (i - channel * pieces) * LINE_BYTES;
+            const X* const lines = first_line + static_cast<long long>(channel) * (t.H * t.W);
+            if (at < nbytes) fetch_line(reinterpret_cast<const char*>(lines) + at);
+        }
+    }
+};
+
+// V numbers of a line at once, or zeros.
+template <int V, class X>
+__device__ __forceinline__ void read_several(X* to, const X* from, bool is_there) {
+    using Word = typename Vector<V * sizeof(X)>::type;
+    Word word{};
+    if (is_there) word = *reinterpret_cast<const Word*>(from);
+    *reinterpret_cast<Word*>(to) = word;
+}
+
+// The words of a tile's patch. V numbers of x a load.
+// is_next  whether a word's second number is the next pixel; else it is dilation_w further
+template <class P, int V, bool is_next, class X>
+__device__ __forceinline__ void bring_patch(uint4* patch, const X* x, const Tiles& t, const Tile& tile) {
+    constexpr bool IS_PAIR = P::PER_WORD == 2;
+    constexpr int BATCH = IS_PAIR && !is_next ? 1 : 2;
+    const int units = t.images * t.C * t.patch_rows * (t.pitch / UNIT), plane = t.H * t.W;
+    const int h_first = tile.top * t.stride_h - t.before_h, w_first = (tile.left * t.stride_w - t.before_w) & -UNIT;
+    const X* const images = x + tile.first * t.C * plane;
+    for (int begin = threadIdx.x; begin < units; begin += BATCH * THREADS) {
+        alignas(16) X held[BATCH][UNIT], second[BATCH][is_next ? 1 : UNIT];  // second: the next of the last, or of each
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            if (begin + i * THREADS >= units) break;
+            u32 line = begin + i * THREADS;
+            const int w_at = w_first + UNIT * static_cast<int>(take_rest(line, t.by_units));
+            const int h_at = h_first + static_cast<int>(take_rest(line, t.by_patch_rows));
+            const int c = take_rest(line, t.by_channels), image = line;
+            const u32 W = image < tile.images && static_cast<u32>(h_at) < static_cast<u32>(t.H) ? t.W : 0;
+            const X* const from = images + static_cast<long long>(image * t.C + c) * plane + (h_at * t.W + w_at);
+#pragma unroll
+            for (int k = 0; k < UNIT; k += V)
+                read_several<V>(held[i] + k, from + k, static_cast<u32>(w_at + k) < W);
+            if constexpr (IS_PAIR && is_next) {
+                read_several<1>(second[i], from + UNIT, static_cast<u32>(w_at + UNIT) < W);
+            } else if constexpr (IS_PAIR) {
+#pragma unroll
+                for (int k = 0; k < UNIT; ++k) {
+                    const int apart = k + t.dilation_w;
+                    read_several<1>(second[i] + k, from + apart, static_cast<u32>(w_at + apart) < W);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            if (begin + i * THREADS >= units) break;
+            u32 words[UNIT];
+#pragma unroll
+            for (int k = 0; k < UNIT; ++k) {
+                const bool is_held = is_next && k + 1 < UNIT;
+                words[k] = word_of<P>(held[i][k], is_held ? held[i][(k + 1) % UNIT] : second[i][is_next ? 0 : k]);
+            }
+            patch[2 * (begin + i * THREADS)] = {words[0], words[1], words[2], words[3]};
+            patch[2 * (begin + i * THREADS) + 1] = {words[4], words[5], words[6], words[7]};
+        }
+    }
+}
+
+template <class P, class X>
+__device__ __forceinline__ void bring_patch(uint4* patch, const X* x, const Tiles& t, const Tile& tile) {
+    constexpr int WIDEST = 16 / sizeof(X);
+    if (P::PER_WORD == 2 && t.dilation_w != 1) bring_patch<P, 1, false>(patch, x, t, tile);
+    else if (t.loaded == WIDEST) bring_patch<P, WIDEST, true>(patch, x, t, tile);
+    else if (t.loaded == WIDEST / 2) bring_patch<P, WIDEST / 2, true>(patch, x, t, tile);
+    else if (WIDEST == 8 && t.loaded == 2) bring_patch<P, 2, true>(patch, x, t, tile);
+    else bring_patch<P, 1, true>(patch, x, t, tile);
+}
+
+// A place of a tile.
+struct Spot {
+    int start;  // where in the patch its window begins, in bytes
+    int to;     // where in y its first channel, or that of its window, goes, from the tile's first on
+};
+
+struct NoPool {};
+struct MaxPool {
+    static __device__ __forceinline__ float both(float a, float b) { return larger(a, b); }
+};
+struct MeanPool {
+    static __device__ __forceinline__ float both(float a, float b) { return a + b; }
+};
+
+// What a pool makes of windows of 2^bits places. A lane has places 2g and 2g + 1 of 16; at the end the one that has a
+// window's first place has c[..][0] and c[..][1] of the window.
+template <class Pool, int NT>
+__device__ __forceinline__ void pool_windows(float (&c)[NT][4], int bits) {
+#pragma unroll
+    for (int i = 0; i < 2 * NT; ++i) {
+        float& found = c[i / 2][i % 2];
+        found = Pool::both(found, c[i / 2][2 + i % 2]);
+        for (int apart = 2; apart < 1 << bits; apart *= 2)  // lanes of g are four apart
+            found = Pool::both(found, __shfl_xor_sync(~0u, found, 2 * apart));
+        if constexpr (is_same<Pool, MeanPool>) found *= __int_as_float((127 - bits) << 23);  // 2^-bits
+    }
+}
+
+// Channels n, n + 1, n + 8, ... of two places. here  bits: which of the two are there
+template <int NT, class Y>
+__device__ __forceinline__ void store_rows(const float (&c)[NT][4], Y* y, const Spot* spots, u32 here, int n,
+                                           const Tiles& t) {
+    const int pixels = t.YH * t.YW, apart = spots[1].to - spots[0].to;
+    Y* const first = y + (static_cast<long long>(n) * pixels + spots[0].to);
+    if (here == 3 && apart == 1 && pixels % 2 == 0 && reinterpret_cast<size_t>(first) % (2 * sizeof(Y)) == 0) {
+#pragma unroll
+        for (int i = 0; i < 2 * NT; ++i) {
+            const int k = i / 2 * 8 + i % 2;
+            const float two[2] = {c[i / 2][i % 2], c[i / 2][2 + i % 2]};
+            if (n + k < t.N) store_several(first + k * pixels, two);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * NT; ++i) {
+        const int k = i / 2 * 8 + i % 2;
+        if (n + k >= t.N) continue;
+        if (here & 1) store1(first + k * pixels, c[i / 2][i % 2]);
+        if (here & 2) store1(first + k * pixels + apart, c[i / 2][2 + i % 2]);
+    }
+}
+
+// Channels `channel` and the next one of a window. to  where in y its first channel goes
+template <class Y>
+__device__ __forceinline__ void store_window(const float (&c)[4], Y* to, int channel, const Tiles& t) {
+    const float two[2] = {c[0], c[1]};
+    if (t.y_last && t.N % 2 == 0 && channel < t.N) {
+        store_several(to + channel, two);
+        return;
+    }
+    const int apart = t.y_last ? 1 : t.YH * t.YW;
+    if (channel < t.N) store1(to + static_cast<long long>(channel) * apart, two[0]);
+    if (channel + 1 < t.N) store1(to + static_cast<long long>(channel + 1) * apart, two[1]);
+}
+
+template <class P, class X, class Y, int NT, class Pool>
+__global__ void __launch_bounds__(THREADS, is_same<P, Fp32> ? 2 : 3)
+conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
+           const __grid_constant__ Tiles t, u32 code, u32 a_bits, u32 b_bits) {
+    constexpr int PARTS = is_same<P, Fp32> ? 2 : 1;
+    extern __shared__ uint4 room[];
+    const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
+    const int groups = t.by_groups.size, tiles_n = groups * NT, lower = t.steps * tiles_n * 32;
+    const int places = t.images * t.rows * t.columns, jobs = (places + 16 * MT - 1) / (16 * MT);
+    uint2* const ws = reinterpret_cast<uint2*>(room);
+    uint4* const table = room + PARTS * lower / 2;  // of each step and lane: where two words lie in bytes, what counts
+    float* const shifts = reinterpret_cast<float*>(table + 4 * t.steps);
+    Spot* const spots = reinterpret_cast<Spot*>(shifts + 8 * tiles_n);
+    uint4* const patch = reinterpret_cast<uint4*>(spots + 16 * MT * jobs);
+    uint4* const stage = patch + t.images * t.C * t.patch_rows * t.pitch / 4;
+
+    copy_pieces(room, w, PARTS * lower / 2);
+    for (int n = threadIdx.x; n < 8 * tiles_n; n += THREADS) shifts[n] = bias != nullptr && n < t.N ? bias[n] : 0.0f;
+    const int words_w = (t.taps_w + P::PER_WORD - 1) / P::PER_WORD;  // of a row of taps
+    for (int i = threadIdx.x; i < 4 * t.steps; i += THREADS) {
+        u32 found[4];
+#pragma unroll
+        for (int word = 0; word < 2; ++word) {
+            const int unit = i / 4 * 8 + 4 * word + i % 4, line = unit / words_w, tap = unit % words_w * P::PER_WORD;
+            const bool is_there = line < t.C * t.taps_h;
+            const int row = line / t.taps_h * t.patch_rows + line % t.taps_h * t.dilation_h;
+            found[2 * word] = is_there ? 4 * (row * t.pitch + tap * t.dilation_w) : 0;
+            // What is no tap may be a NaN.
+            found[2 * word + 1] = !is_there ? 0 : P::PER_WORD == 2 && tap + 1 == t.taps_w ? 0xffff : ~0u;
+        }
+        table[i] = {found[0], found[1], found[2], found[3]};
+    }
+    const int apart = t.y_last ? t.N : 1;  // from a place of y to the next
+    for (int p = threadIdx.x; p < 16 * MT * jobs; p += THREADS) {
+        const int place = p < places ? p : 0, down = place >> t.across_bits;
+        u32 image = down >> t.down_bits;
+        const int to_column = take_rest(image, t.by_columns), to_row = take_rest(image, t.by_rows);
+        const int column = to_column << t.across_bits | place & ((1 << t.across_bits) - 1);
+        const int row = to_row << t.down_bits | down & ((1 << t.down_bits) - 1);
+        const int line = image * t.C * t.patch_rows + row * t.stride_h;
+        spots[p] = {4 * (line * t.pitch + column * t.stride_w),
+                    static_cast<int>(image) * t.N * t.YH * t.YW + (to_row * t.YW + to_column) * apart};
+    }
+
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    for (u32 number = blockIdx.x; number < t.tiles; number += gridDim.x) {
+        const Tile tile(t, number, B);
+        const bool is_whole = tile.is_whole(t);
+        __syncthreads();  // nobody reads the patch before
+        bring_patch<P>(patch, x, t, tile);
+        __syncthreads();
+        const u32 next = number + gridDim.x;
+        if (t.by_across.size == 1 && next < t.tiles) Tile(t, next, B).fetch_early(t, x);
+
+        const int to_first = (tile.top >> t.down_bits) * t.YW + (tile.left >> t.across_bits);
+        Y* const y_tile = y + tile.first * t.N * (t.YH * t.YW) + static_cast<long long>(to_first) * apart;
+        Y* const made = t.is_staged ? reinterpret_cast<Y*>(stage) : y_tile;
+        const int shift = (tile.left * t.stride_w - t.before_w) & (UNIT - 1);  // of windows in the patch
+        const char* const windows = reinterpret_cast<const char*>(patch) + 4 * shift;
+        for (int job = warp; job < jobs * groups; job += WARPS) {
+            u32 above = job;
+            const int n = static_cast<int>(take_rest(above, t.by_groups)) * 8 * NT;
+            const int first = static_cast<int>(above) * 16 * MT;
+            const char* from[MT][2];
+#pragma unroll
+            for (int i = 0; i < 2 * MT; ++i) from[i / 2][i % 2] = windows + spots[first + 2 * g + i / 2 * 16 + i % 2].start;
+            u32 here = (1 << 2 * MT) - 1;  // bits: which of the lane's places are there
+            if (!is_whole || first + 16 * MT > places) {
+                here = 0;
+#pragma unroll 1
+                for (int i = 0; i < 2 * MT; ++i) {
+                    const int place = first + 2 * g + i / 2 * 16 + i % 2;
+                    if (place < places && tile.has(t, place)) here |= 1 << i;
+                }
+            }
+            Sums<P, NT> sums[MT];
+            const uint2* weights = ws + n / 8 * 32 + lane;
+            for (int step = 0; step < t.steps; ++step, weights += tiles_n * 32) {
+                const uint4 entry = table[4 * step + q];
+#pragma unroll
+                for (int i = 0; i < MT; ++i) {
+                    Step<P> words;
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        words.take(half, *reinterpret_cast<const u32*>(from[i][half] + entry.x) & entry.y);
+                        words.take(half + 2, *reinterpret_cast<const u32*>(from[i][half] + entry.z) & entry.w);
+                    }
+                    sums[i].add(words, weights, lower);
+                    sums[i].end_step(step, step + 1 == t.steps);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < MT; ++i) {
+                float(&c)[NT][4] = sums[i].made();
+#pragma unroll
+                for (int j = 0; j < NT; ++j) {
+                    const float2 each = *reinterpret_cast<const float2*>(shifts + n + 8 * j + 2 * q);
+                    c[j][0] += each.x, c[j][1] += each.y, c[j][2] += each.x, c[j][3] += each.y;
+                }
+                activate_all<Y>(c, activation);
+            }
+
+            if constexpr (!is_same<Pool, NoPool>) {
+                const int bits = t.down_bits + t.across_bits;
+#pragma unroll
+                for (int i = 0; i < MT; ++i) {
+                    float(&c)[NT][4] = sums[i].made();
+                    pool_windows<Pool>(c, bits);
+                    if (!(here >> 2 * i & 1) || (2 * g & ((1 << bits) - 1)) != 0) continue;
+                    Y* const to = made + spots[first + 2 * g + 16 * i].to;
+#pragma unroll
+                    for (int j = 0; j < NT; ++j) store_window(c[j], to, n + 8 * j + 2 * q, t);
+                }
+                continue;
+            }
+            if (sizeof(Y) == 2 && t.y_last && t.N % 8 == 0) {
+                // Pieces of 8 channels, 16 B, of one place after the other: four of them from four lanes at a time.
+                if constexpr (sizeof(Y) == 2) {
+#pragma unroll
+                    for (int k = 0; k < 2 * MT * NT; k += 4) {
+                        u32 words[4];
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            const int half = (k + i) / NT % 2;
+                            const float(&c)[4] = sums[(k + i) / (2 * NT)].made()[(k + i) % NT];
+                            words[i] = pack<Y>(c[2 * half], c[2 * half + 1]);
+                        }
+                        collect_piece(words, q);
+                        const int at = (k + q) / NT, place = first + 2 * g + at / 2 * 16 + at % 2;
+                        const int channel = n + (k + q) % NT * 8;
+                        if (channel < t.N && (here >> at & 1))
+                            *reinterpret_cast<uint4*>(y_tile + spots[place].to + channel) = {words[0], words[1],
+                                                                                             words[2], words[3]};
+                    }
+                }
+                continue;
+            }
+#pragma unroll
+            for (int i = 0; i < MT; ++i) {
+                const int place = first + 2 * g + 16 * i;
+                const float(&c)[NT][4] = sums[i].made();
+                if (!t.y_last) {
+                    store_rows<NT>(c, made, spots + place, here >> 2 * i & 3, n + 2 * q, t);
+                    continue;
+                }
+#pragma unroll
+                for (int j = 0; j < 2 * NT; ++j) {
+                    const int half = j % 2, channel = n + j / 2 * 8 + 2 * q;
+                    Y* const at = y_tile + spots[place + half].to + channel;
+                    const float two[2] = {c[j / 2][2 * half], c[j / 2][2 * half + 1]};
+                    if (!(here >> (2 * i + half) & 1)) continue;
+                    if (t.N % 2 == 0 && channel < t.N) {
+                        store_several(at, two);
+                    } else {
+                        if (channel < t.N) store1(at, two[0]);
+                        if (channel + 1 < t.N) store1(at + 1, two[1]);
+                    }
+                }
+            }
+        }
+        if (!t.is_staged) continue;
+        __syncthreads();
+        const int pieces = tile.images * (t.N * t.YH * t.YW * static_cast<int>(sizeof(Y)) / 16);
+        copy_pieces(reinterpret_cast<uint4*>(y_tile), stage, pieces);
+    }
+}

@@ -1,0 +1,433 @@
+"""Host side of conv/first_layer.cu: convolutions of few channels of x, on the tensor cores."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+    Struct,
+    UInt32,
+    Weight,
+)
+from onchip.kernels.cuda.conv.direct import Geometry, geometry_of
+from onchip.kernels.cuda.conv.warp_mma import (
+    COLUMNS,
+    ISSUED_A_PRODUCT,
+    PART,
+    THREADS,
+    activation_of,
+    are_numbers,
+    convolution_of,
+    even_share,
+    find_nodes,
+    fragment_shape,
+    in_fragments,
+    label_of,
+    multiplied_fragments,
+    price_of,
+)
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
+from onchip.kernels.cuda.pool import POOLS
+from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.kernels.token_branches import never_falls
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Cast, Elementwise, MaxPool1d, MaxPool2d, ToPixels
+from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+MOST_CHANNELS = 15  # of x: more of them fill a step by themselves, and lie with channels last
+PLACES = (1024, 512, 256, 128, 64, 32)  # of a tile, at most
+MOST_LINE = 64  # places of a line of a tile, where there are several lines
+SECTOR_BYTES = 32  # of memory, written as a whole
+MOST_STAGED_BYTES = 32 << 10
+UNIT = 8  # pixels of a line that a thread brings at a time
+JOB = 32  # places that a warp makes at a time
+BLOCK_BYTES = 1 << 10  # of shared memory, which a block takes for itself
+WINDOWS = (2, 4, 8, 16)  # places of a pool's window
+# Terms of a sum in fp32 that are left to the ordinary cores. Three products of tf32 leave out that of the lower parts,
+# up to 2^-22 of a term: a naive sum of a step's terms has no error to hide that in.
+FEW_TERMS = 8
+# A warp's instructions for a job, counted in what the compiler makes, not measured: by itself, for each tile of 8
+# channels, for each step, and for each step of such a tile.
+JOB_ISSUED, TILE_ISSUED, STEP_ISSUED, PRODUCT_ISSUED = 120, 40, 24, 6
+# Of any launch: it took 2 us more than an empty one with hardly any weights, 3.1 with 2,400 in fp16, 5.9 in fp32.
+HEAD_US, WEIGHT_US = 2.0, {1: 0.00045, 2: 0.0013}  # by the parts of a number
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Places of y that a block makes at a time."""
+
+    images: int
+    rows: int
+    columns: int
+
+    @property
+    def places(self) -> int:
+        return self.images * self.rows * self.columns
+
+    def count(self, B: int, sides: tuple[int, int]) -> int:
+        return math.ceil(B / self.images) * math.ceil(sides[0] / self.rows) * math.ceil(sides[1] / self.columns)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool behind the convolution, of windows that lie side by side."""
+
+    how: str  # "MaxPool" or "MeanPool"
+    window: tuple[int, int]
+
+    def reads(self, sides: tuple[int, int]) -> tuple[int, int]:
+        """Of an image of these sides: whole windows."""
+        H, W = (side // size * size for side, size in zip(sides, self.window, strict=True))
+        return H, W
+
+
+NO_POOL = Pool("NoPool", (1, 1))
+
+
+@dataclass(frozen=True)
+class ConvFirstLowering:
+    """A convolution, its activation and a pool as one launch."""
+
+    geometry: Geometry  # sides_out are those that the pool reads: whole windows
+    precision: str
+    dtypes: tuple[str, str]
+    is_last: bool  # whether channels of y lie last
+    activation: Elementwise | None
+    has_bias: bool
+    units: int
+    fast_bytes: int
+    pool: Pool = NO_POOL
+
+    @property
+    def y_sides(self) -> tuple[int, int]:
+        """Of y: the convolution's, or how many windows they have."""
+        H, W = (side // size for side, size in zip(self.geometry.sides_out, self.pool.window, strict=True))
+        return H, W
+
+    @property
+    def depth(self) -> int:
+        """Numbers of a window, those that fill up words included."""
+        g, per_word = self.geometry, PRECISIONS[self.precision].per_word
+        return g.C * g.taps[0] * round_up(g.taps[1], per_word)
+
+    @property
+    def steps(self) -> int:
+        return math.ceil(self.depth / PRECISIONS[self.precision].step)
+
+    @property
+    def group(self) -> int:
+        """Tiles of 8 channels that a warp makes at a time."""
+        return min(4, 1 << (math.ceil(self.geometry.N / COLUMNS) - 1).bit_length())
+
+    @property
+    def channels(self) -> int:
+        """Channels, filled up to whole groups."""
+        return round_up(self.geometry.N, COLUMNS * self.group)
+
+    @property
+    def weight_bytes(self) -> int:
+        precision = PRECISIONS[self.precision]
+        return precision.parts * self.steps * precision.step * self.channels * 4 // precision.per_word
+
+    def patch(self, tile: Tile) -> tuple[int, int]:
+        """Lines and columns of x under a tile; they begin and end at multiples of UNIT columns of x."""
+        g = self.geometry
+        rows, columns = (
+            (count - 1) * stride + (taps - 1) * dilation + 1
+            for count, stride, taps, dilation in zip(
+                (tile.rows, tile.columns), g.stride, g.taps, g.dilation, strict=True
+            )
+        )
+        step = tile.columns * g.stride[1] if tile.columns < g.sides_out[1] else UNIT
+        before = -g.before[1] % UNIT if step % UNIT == 0 else UNIT - 1
+        return rows, round_up(before + columns, UNIT)
+
+    def staged_bytes(self, tile: Tile) -> int:
+        """Of a tile of y that is put together in shared memory: whole images in rows, channels of no whole sectors."""
+        channel = math.prod(self.y_sides) * DTYPE_BYTES[self.dtypes[1]]
+        is_whole = (tile.rows, tile.columns) == self.geometry.sides_out
+        if self.is_last or not is_whole or channel % SECTOR_BYTES == 0 or self.geometry.N * channel % 16:
+            return 0
+        made = tile.images * self.geometry.N * channel
+        return made if made <= MOST_STAGED_BYTES else 0
+
+    def shared_bytes(self, tile: Tile) -> int:
+        pixels = tile.images * self.geometry.C * math.prod(self.patch(tile))
+        spots = round_up(tile.places, JOB)
+        return (
+            self.weight_bytes + 64 * self.steps + 4 * self.channels + 8 * spots + 4 * pixels + self.staged_bytes(tile)
+        )
+
+    def tile_of(self, most: int) -> Tile:
+        """At most so many places: whole lines of windows, and whole images where they are small."""
+        (H, W), (down, across) = self.y_sides, self.pool.window
+        windows = most // (down * across)
+        columns = even_share(W, windows if H == 1 else min(windows, MOST_LINE // across))
+        rows = even_share(H, max(1, windows // columns))
+        is_whole = (rows, columns) == (H, W)
+        return Tile(max(1, windows // (rows * columns)) if is_whole else 1, rows * down, columns * across)
+
+    def tile(self, B: int) -> Tile:
+        """The largest that leave every multiprocessor some, of all its blocks; the last where none does.
+
+        All make the same bits.
+        """
+        sides, found = self.geometry.sides_out, [self.tile_of(most) for most in PLACES]
+        for most, tile, larger in zip(PLACES, found, (found[0], *found), strict=False):
+            blocks, tiles = (self.blocks, 8 * self.units) if most > 256 else (1, self.units)
+            if self.fits(tile, blocks) and tile.count(B, sides) >= tiles:
+                # More than are made at a time, where the next larger ones, a job a warp, were a few less than that.
+                is_late = tile.count(B, sides) > self.units * self.resident(tile)
+                return larger if is_late and self.fits(larger) and self.jobs(larger) <= THREADS // 32 else tile
+        return found[-1]
+
+    def jobs(self, tile: Tile) -> int:
+        """What the warps of a block share."""
+        return math.ceil(tile.places / JOB) * (self.channels // (COLUMNS * self.group))
+
+    def resident(self, tile: Tile) -> int:
+        """Blocks of a multiprocessor that make such tiles at a time."""
+        return max(1, min(self.blocks, self.fast_bytes // (self.shared_bytes(tile) + BLOCK_BYTES)))
+
+    @property
+    def blocks(self) -> int:
+        """Of a multiprocessor, as registers allow."""
+        return 2 if PRECISIONS[self.precision].parts > 1 else 3
+
+    def fits(self, tile: Tile, blocks: int = 1) -> bool:
+        """Whether so many blocks of a multiprocessor may make such tiles."""
+        return blocks * (self.shared_bytes(tile) + BLOCK_BYTES) <= self.fast_bytes
+
+    def why_not(self) -> str:
+        g = self.geometry
+        if max(g.C * math.prod(g.sides_in), g.N * math.prod(g.sides_out)) >= 1 << 31:
+            return "convolves images of less than 2^31 numbers"
+        least = self.tile_of(PLACES[-1])
+        if not self.fits(least):
+            wanted = self.shared_bytes(least) + BLOCK_BYTES
+            return f"weights and a patch of x take {wanted:,} B of shared memory, more than {self.fast_bytes:,}"
+        return ""
+
+    def rate(self, B: int) -> float:
+        """Of the steady rate: what only fills up is multiplied, too, and there may be few tiles."""
+        g, tile = self.geometry, self.tile(B)
+        filled = g.C * math.prod(g.taps) * g.N / (self.steps * PRECISIONS[self.precision].step * self.channels)
+        share = math.prod(g.sides_out) * B / (tile.count(B, g.sides_out) * round_up(tile.places, JOB))
+        issued = JOB_ISSUED + TILE_ISSUED * self.group + self.steps * (STEP_ISSUED + PRODUCT_ISSUED * self.group)
+        rate = ISSUED_A_PRODUCT * JOB / 16 * self.steps * self.group / issued
+        return rate * filled * min(1.0, share) * min(1.0, tile.count(B, g.sides_out) / self.units)
+
+    @property
+    def least_us(self) -> float:
+        """However few images there are."""
+        g = self.geometry
+        return HEAD_US + WEIGHT_US[PRECISIONS[self.precision].parts] * g.C * math.prod(g.taps) * g.N
+
+    def at(self, B: int) -> Steps:
+        if B == 0:
+            return Steps(())
+        return Steps((self.launch(B),))
+
+    def launch(self, B: int) -> KernelLaunch:
+        """conv_first(x, w, bias, y, B, Tiles, activation's three words)"""
+        g, tile = self.geometry, self.tile(B)
+        patch_rows, pitch = self.patch(tile)
+        down, across = (math.ceil(n / m) for n, m in zip(g.sides_out, (tile.rows, tile.columns), strict=True))
+        sizes = struct.pack(
+            "<19iI8i", g.C, *g.sides_in, g.N, *g.sides_out, *g.taps, *g.stride, *g.before, *g.dilation, tile.images,
+            tile.rows, tile.columns, patch_rows, pitch, tile.count(B, g.sides_out),
+            math.gcd(g.sides_in[1], 16 // DTYPE_BYTES[self.dtypes[0]]), self.steps, self.is_last,
+            self.staged_bytes(tile) > 0, *(size.bit_length() - 1 for size in self.pool.window), *self.y_sides,
+        )  # fmt: skip
+        divided = (
+            tile.columns // self.pool.window[1], tile.rows // self.pool.window[0], pitch // UNIT, patch_rows, g.C,
+            across, down, self.channels // (COLUMNS * self.group),
+        )  # fmt: skip
+        dividers = b"".join(divider(n).data for n in divided)
+        arguments: tuple[Argument, ...] = (
+            Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
+            Struct((), sizes + dividers), *map(UInt32, activation_words(self.activation)),
+        )  # fmt: skip
+        shared = self.shared_bytes(tile)
+        blocks = self.units * self.resident(tile)
+        config = LaunchConfig((min(blocks, tile.count(B, g.sides_out)), 1, 1), (THREADS, 1, 1), shared)
+        numbers = (PRECISIONS[self.precision].name, *(NUMBERS[dtype] for dtype in self.dtypes))
+        program = Program(SOURCE, f"conv_first<{', '.join(numbers)}, {self.group}, {self.pool.how}>")
+        # Some of a tile's numbers wait aside while a warp multiplies: up to 78 B on an H200, more on chips after it.
+        budget = Budget(65536 // (self.blocks * THREADS) // 8 * 8, spill_bytes=256 if self.pool == NO_POOL else 448)
+        return KernelLaunch(program, config, arguments, budget)
+
+
+class ConvFirst:
+    name = "conv_first"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """A convolution of few channels that lie in rows, with its activation, the Casts around it and a pool."""
+        nodes = find_nodes(net, start)
+        if not nodes or job.is_training or device.arch not in ARCHITECTURES:
+            return
+        if isinstance(nodes[-1].layer, ToPixels):
+            nodes = nodes[:-1]
+        node = convolution_of(nodes)
+        geometry = geometry_of(net, node)
+        if geometry.groups > 1 or geometry.C > MOST_CHANNELS or not are_numbers(net, nodes):
+            return
+        terms = geometry.C * math.prod(geometry.taps)
+        if PRECISIONS[job.precision].parts > 1 and terms <= FEW_TERMS:
+            yield Refusal(self.name, node.name, f"is not exact enough for sums of {terms} terms in {job.precision}")
+            return
+        yield from self._claims(net, nodes, geometry, NO_POOL, device, job)
+        found = _with_pool(net, start, nodes)
+        if found is not None and are_numbers(net, found[0]):
+            pooled, pool = found
+            cut = replace(geometry, sides_out=pool.reads(geometry.sides_out))
+            yield from self._claims(net, pooled, cut, pool, device, job)
+
+    def _claims(
+        self, net: Network, nodes: tuple[Node, ...], geometry: Geometry, pool: Pool, device: Device, job: Job
+    ) -> Iterator[Claim | Refusal]:
+        node, last = convolution_of(nodes), nodes[-1]
+        ends = (net.types[nodes[0].inputs[0]].dtype, net.types[last.name].dtype)
+        make = functools.partial(
+            ConvFirstLowering, geometry, job.precision, ends, activation=activation_of(nodes),
+            has_bias="bias" in node.weights, units=device.units, fast_bytes=device.fast_bytes, pool=pool,
+        )  # fmt: skip
+        if why := make(False).why_not():
+            yield Refusal(self.name, node.name, why)
+            return
+        for is_last in (False, True) if net.readers(last.name) and has_channels(net.types[last.name]) else (False,):
+            yield _claim(net, nodes, make(is_last), job)
+
+
+def _with_pool(net: Network, start: int, nodes: tuple[Node, ...]) -> tuple[tuple[Node, ...], Pool] | None:
+    """The nodes, a pool behind them that a warp makes, and what may follow it; and the pool."""
+    following = net.nodes[start + len(nodes) : start + len(nodes) + 3]
+    pool = _pool_of(following[0]) if following else None
+    if pool is None:
+        return None
+    found = list(nodes)
+    for node in following:
+        if node.inputs != (found[-1].name,) or not is_closed(net, [*found, node]):
+            break
+        if len(found) > len(nodes) and not _may_follow(node, found, pool.how == "MaxPool"):
+            break
+        found.append(node)
+    return (tuple(found), pool) if len(found) > len(nodes) else None
+
+
+def _may_follow(node: Node, found: list[Node], is_largest: bool) -> bool:
+    """Behind a pool: the activation, where it is the same in front of it, and the last Cast."""
+    if isinstance(node.layer, Cast):
+        conv = found.index(convolution_of(tuple(found)))
+        return not any(isinstance(before.layer, Cast) for before in found[conv:])
+    has_activation = activation_of(tuple(found)) is not None
+    return is_largest and not has_activation and isinstance(node.layer, ACTIVATIONS) and never_falls(node.layer)
+
+
+def _pool_of(node: Node) -> Pool | None:
+    layer = node.layer
+    if not isinstance(layer, POOLS) or layer.stride != layer.kernel or any(layer.pads) or layer.ceil:
+        return None
+    if any(step > 1 for step in layer.dilation):
+        return None
+    down, across = (1, *layer.kernel)[-2:]
+    if down * across not in WINDOWS or any(size & (size - 1) for size in (down, across)):
+        return None
+    return Pool("MaxPool" if isinstance(layer, MaxPool1d | MaxPool2d) else "MeanPool", (down, across))
+
+
+def _claim(net: Network, nodes: tuple[Node, ...], lowering: ConvFirstLowering, job: Job) -> Claim:
+    recipes, precision = _recipes(net, convolution_of(nodes), lowering), PRECISIONS[job.precision]
+    order = f"channels, then taps in steps of {precision.step} by mma.sync"
+    return Claim(
+        ConvFirst.name, label_of(ConvFirst.name, net, nodes), tuple(node.name for node in nodes),
+        price_of(
+            net, nodes, sum(made.nbytes for made in recipes.values()), job.precision, lowering.rate(job.batch),
+            lowering.least_us,
+        ),
+        "tensor cores, a patch of x in shared memory: few channels", recipes,
+        fast_bytes=lowering.shared_bytes(lowering.tile(job.batch)),
+        order=order + (f", parts of {PART}" if precision.parts > 1 else ""), facts=lowering,
+        reads={nodes[0].inputs[0]: Use(ROWS, is_read_often=True)},
+        gives={nodes[-1].name: CHANNELS_LAST} if lowering.is_last else {},
+    )  # fmt: skip
+
+
+def _recipes(net: Network, node: Node, lowering: ConvFirstLowering) -> dict[str, Recipe]:
+    name, per_word = node.weights["weight"], PRECISIONS[lowering.precision].per_word
+    arranged = Recipe.of(
+        window_fragments, (name,), fragment_shape(lowering.depth, lowering.channels, per_word),
+        net.weight_type(name).dtype, per_word=per_word, columns=lowering.channels,
+    )  # fmt: skip
+    recipes = {"weight": multiplied_fragments(arranged, lowering.precision)}
+    if lowering.has_bias:
+        recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (lowering.geometry.N,))
+    return recipes
+
+
+@recipe_op
+def window_fragments(weight: Array, per_word: int, columns: int) -> Array:
+    """(N, C, taps...) in fragments: k over channels and taps, a line of taps filled up with zeros to whole words."""
+    N, taps = weight.shape[0], weight.shape[-1]
+    lines = weight.reshape(N, -1, taps)
+    full = np.zeros((columns, lines.shape[1], round_up(taps, per_word)), weight.dtype)
+    full[:N, :, :taps] = lines
+    return in_fragments(full.reshape(columns, -1).T, per_word)
+
+
+def _instance(
+    name: str, precision: str, dtypes: tuple[str, str], N: int = 64, taps: int = 3, pool: Pool = NO_POOL
+) -> Instance:
+    side = (32, 32)
+    both = Geometry(False, 3, N, 1, side, side, (taps, taps), (1, 1), (taps // 2, taps // 2), (1, 1))
+
+    def launch(device: Device) -> KernelLaunch:
+        return ConvFirstLowering(
+            both, precision, dtypes, True, None, True, device.units, device.fast_bytes, pool
+        ).launch(1024)  # fmt: skip
+
+    return Instance(name, launch)
+
+
+INSTANCES = (
+    _instance("3 channels fp16, in float32", "fp16", ("float32", "float16")),
+    _instance("3 channels fp32", "fp32", ("float32", "float32")),
+    _instance("3 channels tf32", "tf32", ("float32", "float32")),
+    _instance("3 channels bf16", "bf16", ("bfloat16", "bfloat16")),
+    _instance("to 6 channels fp32, 5x5", "fp32", ("float32", "float32"), 6, 5),
+    _instance("to 16 channels fp16, 5x5", "fp16", ("float16", "float32"), 16, 5),
+    _instance("3 channels fp32, pooled", "fp32", ("float32", "float32"), pool=Pool("MaxPool", (2, 2))),
+    _instance("to 6 channels fp16, 5x5, pooled", "fp16", ("float16", "float16"), 6, 5, Pool("MaxPool", (2, 2))),
+    _instance("3 channels bf16, means", "bf16", ("bfloat16", "bfloat16"), pool=Pool("MeanPool", (4, 4))),
+)

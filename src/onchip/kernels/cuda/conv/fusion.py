@@ -1,0 +1,118 @@
+"""A convolution with the layers that a kernel takes along: what conv/sm90.py and conv/implicit_gemm.py claim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.common.program import NUMBERS
+from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Add, Cast, Convolution, Elementwise, TransposedConvolution
+from onchip.plan.kernel import Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
+
+
+@dataclass(frozen=True)
+class ConvRun:
+    """Neighbouring nodes, among them one convolution, or a Linear where rows are looked up."""
+
+    nodes: tuple[Node, ...]
+    conv: Node
+    other: str = ""  # what an Add behind it adds
+
+    @property
+    def given(self) -> str:
+        return self.nodes[0].inputs[0]
+
+    @property
+    def made(self) -> str:
+        return self.nodes[-1].name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.nodes)
+
+    @property
+    def activation(self) -> Elementwise | None:
+        return next((node.layer for node in self.nodes if isinstance(node.layer, Elementwise)), None)
+
+    @property
+    def other_input(self) -> int | None:
+        """Which of the inputs is added: x itself, or the value behind it."""
+        return len({self.given, self.other}) - 1 if self.other else None
+
+    def dtypes(self, net: Network) -> tuple[str, str]:
+        return net.types[self.given].dtype, net.types[self.made].dtype
+
+    def are_numbers(self, net: Network) -> bool:
+        """Whether tensor cores take what goes in, the weights, and what comes out."""
+        weights = (net.weight_type(name).dtype for name in self.conv.weights.values())
+        return {*self.dtypes(net), *weights} <= NUMBERS.keys()
+
+    def row_flop(self, net: Network) -> int:
+        return sum(map(net.row_flop, self.nodes))
+
+    def row_bytes(self, net: Network) -> int:
+        return sum(net.types[value].row_bytes for value in dict.fromkeys((self.given, self.other, self.made)) if value)
+
+    def label(self, net: Network) -> str:
+        """Channels, taps, and what comes behind."""
+        C, N = (net.types[value].row_shape[0] for value in (self.conv.inputs[0], self.conv.name))
+        taps = "x".join(map(str, net.weights[self.conv.weights["weight"]].shape[2:]))
+        return ",".join([f"{C},{N},{taps}", *self.behind])
+
+    @property
+    def behind(self) -> list[str]:
+        return [node.layer.kind for node in self.nodes[self.nodes.index(self.conv) + 1 :]]
+
+    def reads(self, net: Network) -> dict[str, Use]:
+        return {
+            value: Use(CHANNELS_LAST if has_channels(net.types[value]) else ROWS, is_read_often=value == self.given)
+            for value in (self.other, self.given)
+            if value
+        }
+
+    def gives(self, net: Network) -> dict[str, str]:
+        return {self.made: CHANNELS_LAST} if has_channels(net.types[self.made]) else {}
+
+
+def find_runs(net: Network, start: int, multiplied: str) -> list[ConvRun]:
+    """Those that begin at a node: the longest first, and every shorter one that has the convolution.
+
+    multiplied  the dtype thon the tensor cores take: a Cast to it in front is what they would do, too
+    """
+    first = net.nodes[start]
+    begins = isinstance(first.layer, Cast) and first.layer.dtype == multiplied != net.types[first.inputs[0]].dtype
+    nodes = net.nodes[start : start + 1 + begins]
+    conv = nodes[-1]
+    if not isinstance(conv.layer, Convolution | TransposedConvolution):
+        return []
+    if begins and (conv.inputs != (first.name,) or not is_closed(net, list(nodes))):
+        return []
+    return with_behind(net, start, ConvRun(nodes, conv))
+
+
+def with_behind(net: Network, start: int, run: ConvRun) -> list[ConvRun]:
+    """A run that begins there and ends with its convolution, with more and more of what may come behind; most first."""
+    runs = [run]
+    for node in net.nodes[start + len(run.nodes) : start + len(run.nodes) + 3]:
+        run, last = runs[-1], runs[-1].nodes[-1]
+        if last.name not in node.inputs or not is_closed(net, [*run.nodes, node]):
+            break
+        other = run.other
+        if isinstance(node.layer, Add) and last is run.conv and _is_plain_sum(net, node):
+            (other,) = (value for value in node.inputs if value != last.name)
+        elif not (
+            (isinstance(node.layer, ACTIVATIONS) and not isinstance(last.layer, (*ACTIVATIONS, Cast)))
+            or (isinstance(node.layer, Cast) and not isinstance(last.layer, Cast) and not other)
+        ):
+            break
+        runs.append(ConvRun((*run.nodes, node), run.conv, other))
+    return runs[::-1]
+
+
+def _is_plain_sum(net: Network, node: Node) -> bool:
+    """Of two different values of the same shape."""
+    shapes = {net.types[value].shape for value in (*node.inputs, node.name)}
+    return len(node.inputs) == len(set(node.inputs)) == 2 and not node.weights and len(shapes) == 1

@@ -1,0 +1,141 @@
+"""Products of looked-up rows on a GPU: an Embedding and the Linear or the convolution that alone reads it.
+
+One launch of conv/implicit_gemm.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.common.program import NUMBERS, StatusWord
+from onchip.kernels.cuda.conv.direct import Geometry, geometry_of
+from onchip.kernels.cuda.conv.fusion import ConvRun, with_behind
+from onchip.kernels.cuda.conv.implicit_gemm import (
+    ARCHITECTURES,
+    IDS,
+    LEAST_COLUMNS,
+    WindowsLowering,
+    bias_recipe,
+    instance_of,
+    order_of,
+    price_of,
+    tap_weight,
+)
+from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.kernels.cuda.mma.mma_tile import TILES, scale_of
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Conv1d, Embedding, Linear, Permute, Reshape
+from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal, Use
+
+__all__ = ["ARCHITECTURES", "INSTANCES", "ProductGather", "spread_rows"]
+
+
+class ProductGather:
+    name = "product_gather"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """An Embedding, what reads its value, and what may come behind that; and less of it."""
+        front = _front(net, start)
+        if front is None or job.is_training or device.arch not in ARCHITECTURES:
+            return
+        for run in with_behind(net, start, front):
+            claim = _claim(net, run, device, job)
+            if claim is not None:
+                yield claim
+
+
+def _front(net: Network, start: int) -> ConvRun | None:
+    """ids -> Embedding -> Linear over the last axis; or over all of it, or Conv1d, with a move between."""
+    first = net.nodes[start]
+    if not isinstance(first.layer, Embedding):
+        return None
+    nodes = [first]
+    for node in net.nodes[start + 1 : start + 3]:
+        if node.inputs != (nodes[-1].name,) or not is_closed(net, [*nodes, node]):
+            return None
+        nodes.append(node)
+        if isinstance(node.layer, Linear | Conv1d):
+            is_read = isinstance(node.layer, Linear) or len(nodes) == 3
+            return ConvRun(tuple(nodes), node) if is_read else None
+        if node.layer != Permute((0, 2, 1)) and not (
+            isinstance(node.layer, Reshape) and len(net.types[node.name].shape) == 2
+        ):
+            return None
+    return None
+
+
+def _geometry(net: Network, run: ConvRun) -> Geometry | None:
+    """One window over all ids, one for each of them, or those of a convolution."""
+    first, node = run.nodes[0], run.conv
+    moved = [each.layer for each in run.nodes[1 : run.nodes.index(node)]]
+    E = net.weights[first.weights["weight"]].shape[1]
+    S = math.prod(net.types[first.inputs[0]].row_shape)
+    if isinstance(node.layer, Conv1d):
+        return geometry_of(net, node) if isinstance(moved[0], Permute) and node.layer.groups == 1 else None
+    if moved and isinstance(moved[0], Permute):
+        return None
+    taps, places = (S, 1) if moved else (1, S)
+    N = net.weights[node.weights["weight"]].shape[0]
+    return Geometry(False, E, N, 1, (1, S), (1, places), (1, taps), (1, 1), (0, 0), (1, 1))
+
+
+def _claim(net: Network, run: ConvRun, device: Device, job: Job) -> Claim | None:
+    first, node, geometry = run.nodes[0], run.conv, _geometry(net, run)
+    ids, embedded, made = (net.types[value] for value in (run.given, first.name, run.made))
+    weights = (net.weight_type(name).dtype for name in node.weights.values())
+    if geometry is None or geometry.N < LEAST_COLUMNS or not {embedded.dtype, made.dtype, *weights} <= NUMBERS.keys():
+        return None
+    V, E = net.weights[first.weights["weight"]].shape
+    status = StatusWord(run.given, ids.row_shape, V)
+    lowering = WindowsLowering(
+        geometry, job.precision, (embedded.dtype, made.dtype), run.activation, "bias" in node.weights, device.units,
+        scale_of(device, job.precision), run.other_input, (ids.dtype, status),
+    )  # fmt: skip
+    if ids.dtype not in IDS or lowering.why_not():
+        return None  # gather looks them up
+    is_conv = isinstance(node.layer, Conv1d)
+    weight = tap_weight if is_conv else _row_weight
+    table = Recipe.of(as_is, (first.weights["weight"],), (V, E), embedded.dtype)
+    recipes = {"weight": weight(net, node, lowering), **bias_recipe(node, geometry), "table": table}
+    taps = f"{geometry.taps[1]}," if geometry.taps[1] > 1 else ""
+    label = ",".join([f"{V},{E},{taps}{geometry.N}", *run.behind])
+    return Claim(
+        ProductGather.name, f"{ProductGather.name}<{label}>", run.names,
+        price_of(net, run, lowering, recipes, job, embedded.row_bytes), "rows are multiplied where they are looked up",
+        recipes, order=order_of(job.precision), facts=lowering,
+        reads={**(run.reads(net) if is_conv else {}), run.given: Use(is_read_often=True)},
+        gives=run.gives(net) if is_conv else {},
+    )  # fmt: skip
+
+
+def _row_weight(net: Network, node: Node, lowering: WindowsLowering) -> Recipe:
+    """Of a Linear: (N, taps * channels)."""
+    g, name = lowering.geometry, node.weights["weight"]
+    shape = (g.N, g.taps[1] * lowering.channels)
+    weight: str | Recipe = name
+    if lowering.channels != g.C:
+        dtype = net.weight_type(name).dtype
+        weight = Recipe.of(spread_rows, (name,), shape, dtype, taps=g.taps[1], channels=lowering.channels)
+    return multiplied_weight(weight, shape, lowering.precision)
+
+
+@recipe_op
+def spread_rows(weight: Array, taps: int, channels: int) -> Array:
+    """(N, taps * C) as (N, taps * channels), zeros behind each tap's C channels."""
+    cut = weight.reshape(len(weight), taps, -1)
+    return np.pad(cut, ((0, 0), (0, 0), (0, channels - cut.shape[2]))).reshape(len(weight), -1)
+
+
+INSTANCES = (
+    instance_of("128 x 128 fp16 of int32", "fp16", ("float16", "float16"), TILES[0], "int32"),
+    instance_of("128 x 64 fp32 of int64", "fp32", ("float32", "float32"), TILES[1], "int64"),
+)

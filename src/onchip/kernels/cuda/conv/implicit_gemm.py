@@ -1,0 +1,300 @@
+"""Host side of conv/implicit_gemm.cu: convolutions, channels last, on every chip."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    StatusWord,
+    Steps,
+    Struct,
+    UInt32,
+    Weight,
+)
+from onchip.kernels.cuda.conv.direct import MOST, Geometry, geometry_of
+from onchip.kernels.cuda.conv.fusion import ConvRun, find_runs
+from onchip.kernels.cuda.conv.sm90 import spread_taps, taps_in_order
+from onchip.kernels.cuda.conv.windows import MOST_PHASES, Windows
+from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
+from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Elementwise
+from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.plan import values_read
+from onchip.plan.rewrites.phases import PhaseAlong
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+LEAST_COLUMNS = 8  # of y, in a group: with fewer, most of a tile would be empty
+MOST_PIXELS = 1 << 23  # of an image: those of a tile of 128 places, one an image, are counted by 31 bits
+IDS = {"int32": "int", "int64": "long long"}
+
+# Products of 16 bits wait for windows, whose pixels have places of their own, and longer for pixels of float32: faces'
+# layers, 64 to 64 channels by 3 x 3 and others took 1.5 to 1.8 and 2.2 to 2.6 times what tiles of rows take (H200).
+WINDOW_PACE, WIDE_PACE = 0.6, 0.42
+LEAST_US = 1.6  # of any launch: one slice of k took 0.8 to 2.2 us more than an empty one
+
+
+@dataclass(frozen=True)
+class WindowsLowering:
+    """A convolution, what is added to it and its activation as one launch."""
+
+    geometry: Geometry
+    precision: str
+    dtypes: tuple[str, str]  # of x, or of the table, and of y
+    activation: Elementwise | None
+    has_bias: bool
+    units: int
+    scale: float  # of tiles' rates (mma/mma_tile.py)
+    other: int | None = None  # which of the inputs is added
+    ids: tuple[str, StatusWord] | None = None  # of rows of a table, which are then the pixels: their dtype
+
+    @property
+    def windows(self) -> Windows:
+        return Windows(self.geometry)
+
+    @property
+    def unit(self) -> int:
+        """Numbers of k that are brought at a time."""
+        return unit_of(self.precision)
+
+    @property
+    def channels(self) -> int:
+        """Of a group and a tap, filled up to whole units."""
+        return round_up(self.geometry.C, self.unit)
+
+    @property
+    def piece(self) -> int:
+        """Bytes that channels of a group are a multiple of, up to 16."""
+        return math.gcd(self.geometry.C * DTYPE_BYTES[self.dtypes[0]], 16)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether they are whole units."""
+        return self.channels == self.geometry.C and self.piece == 16
+
+    @property
+    def depths(self) -> list[int]:
+        """Of k, of each phase, in whole slices."""
+        return [round_up(taps * self.channels, depth_of(self.precision)) for taps in self.windows.taps()]
+
+    def places(self, B: int) -> int:
+        """Rows of a phase's tiles."""
+        return B * math.prod(self.windows.places)
+
+    def tile_count(self, B: int, tile: MmaTile) -> int:
+        return self.windows.count * self.geometry.groups * tile.count(self.places(B), self.geometry.N)
+
+    def work(self, B: int, tile: MmaTile) -> float:
+        """Products that would take as long at the device's rate. Few tiles take as long as the phase of most taps."""
+        rounds = math.ceil(self.tile_count(B, tile) / self.units)
+        depth = max(self.depths) if rounds == 1 else sum(self.depths) / self.windows.count
+        return rounds * self.units * tile.work(depth, self.scale * self._pace, self.is_whole)
+
+    @property
+    def _pace(self) -> float:
+        """Of a tile's rate, of rows that lie side by side."""
+        if DTYPE_BYTES[PRECISIONS[self.precision].dtype] != 2:
+            return 1.0
+        return WINDOW_PACE if DTYPE_BYTES[self.dtypes[0]] == 2 else WIDE_PACE
+
+    def tile(self, B: int) -> MmaTile:
+        """The one that should be done first. All make the same bits."""
+        return min(tiles_of(self.precision, self.is_whole), key=lambda tile: self.work(B, tile))
+
+    def rate(self, B: int) -> float:
+        """Share of the device's rate, of products that are asked for."""
+        g, windows = self.geometry, self.windows
+        down, right = windows.phases
+        asked = sum(h.taps * h.places * w.taps * w.places for h in down for w in right) * g.C * g.N * g.groups
+        return B * asked / self.work(B, self.tile(B))
+
+    def why_not(self) -> str:
+        g, windows = self.geometry, self.windows
+        if g.is_transposed and max(g.dilation) > 1:
+            return "no transposed convolutions with dilation"
+        if max(windows.spread) > MOST_PHASES:
+            return f"up to {MOST_PHASES} phases a side"
+        if g.reach >= MOST or g.pixel_reach >= MOST_PIXELS:
+            return f"images of up to {MOST:,} numbers and {MOST_PIXELS:,} pixels, windows that hang over included"
+        return ""
+
+    def at(self, B: int) -> Steps:
+        if B == 0:
+            return Steps(())
+        ids: tuple[Argument, Argument, Argument] = (Input(0), Int64(0), Int64(0))
+        if self.ids is not None:
+            ids = Weight("table"), Input(0), self.ids[1]
+        x, places, status = ids
+        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
+        other: Argument = Int64(0) if self.other is None else Input(self.other)
+        return Steps((self.launch(B, self.tile(B), x, places, Weight("weight"), bias, other, Output(0), status),))
+
+    def launch(self, B: int, tile: MmaTile, *arrays: Argument) -> KernelLaunch:
+        """product_windows(x, ids, w, bias, other, y, status, V, M, N, windows, activation)"""
+        ids, rows = ("void", 0) if self.ids is None else (IDS[self.ids[0]], self.ids[1].limit)
+        given, made = (NUMBERS[dtype] for dtype in self.dtypes)
+        sizes = Int64(rows), Int64(self.places(B)), Int64(self.geometry.N)
+        arguments = (*arrays, *sizes, Struct((), self._packed()), *map(UInt32, activation_words(self.activation)))
+        head = f"{PRECISIONS[self.precision].name}, {given}, {made}, {ids}"
+        tiled = f"{tile.template(self.precision, self.dtypes[0])}, {'true' if self.is_whole else 'false'}"
+        program = Program(SOURCE, f"product_windows<{head}, {tiled}>")
+        shared = tile.shared_bytes(self.precision, self.dtypes[0])
+        config = LaunchConfig((self.tile_count(B, tile), 1, 1), (tile.threads, 1, 1), shared)
+        return KernelLaunch(program, config, arguments, tile.budget(self.precision))
+
+    def _packed(self) -> bytes:
+        """`Windows` of the .cu file."""
+        g, windows = self.geometry, self.windows
+        down, right = windows.phases
+        frame = (*windows.stride, *windows.before, *g.dilation)
+        head = struct.pack(
+            "<15i2I", *g.sides_in, g.C, g.groups * g.C, g.groups * g.N, *g.sides_out, *frame,
+            self.piece, len(down), sum(phase.taps for phase in right),
+            sum(windows.taps()) * self.channels // self.unit,
+        )  # fmt: skip
+        places = math.prod(windows.places), windows.places[1]
+        counts = (self.channels // self.unit, *places, g.groups, windows.count, len(right))
+        axes = (_packed(axis, before) for axis, before in zip(windows.phases, windows.before, strict=True))
+        return head + b"".join(divider(count).data for count in counts) + b"".join(axes)
+
+
+def _packed(axis: tuple[PhaseAlong, ...], before: int) -> bytes:
+    taps_before, made = 0, b""
+    for phase in axis:
+        made += divider(phase.taps).data if phase.taps else bytes(12)
+        made += struct.pack("<I2i", taps_before, before - phase.before, phase.places)
+        taps_before += phase.taps
+    return made.ljust(MOST_PHASES * 24, b"\0")
+
+
+class ProductWindows:
+    name = "product_windows"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """A convolution, with a sum and an activation behind it and the Casts around it; and less of that."""
+        if job.is_training or device.arch not in ARCHITECTURES:
+            return
+        for run in find_runs(net, start, PRECISIONS[job.precision].dtype):
+            geometry = geometry_of(net, run.conv)
+            if not run.are_numbers(net) or geometry.N < LEAST_COLUMNS:
+                continue
+            lowering = WindowsLowering(
+                geometry, job.precision, run.dtypes(net), run.activation, "bias" in run.conv.weights, device.units,
+                scale_of(device, job.precision), run.other_input,
+            )  # fmt: skip
+            if why := lowering.why_not():
+                yield Refusal(self.name, run.conv.name, why)
+                return
+            recipes = {"weight": tap_weight(net, run.conv, lowering), **bias_recipe(run.conv, geometry)}
+            claim = Claim(
+                self.name, f"{self.name}<{run.label(net)}>", run.names,
+                price_of(net, run, lowering, recipes, job), "tensor cores, a tile of places a block", recipes,
+                order=order_of(job.precision), facts=lowering, reads=run.reads(net), gives=run.gives(net),
+            )  # fmt: skip
+            assert values_read(net, claim)[lowering.other or 0] == (run.other or run.given)
+            yield claim
+
+
+def price_of(
+    net: Network, run: ConvRun, lowering: WindowsLowering, recipes: dict[str, Recipe], job: Job, more_bytes: int = 0
+) -> Price:
+    """more_bytes  of a row, besides those of the values at both ends"""
+    is_split = PRECISIONS[job.precision].parts > 1
+    return Price(
+        run.row_flop(net) * (3 if is_split else 1),  # three products of tf32 for one of fp32
+        run.row_bytes(net) + more_bytes,
+        sum(recipe.nbytes for name, recipe in recipes.items() if name != "table"),
+        precision="tf32" if is_split else "",
+        rate=lowering.rate(max(1, job.batch)),
+        least_us=LEAST_US,
+    )
+
+
+def order_of(precision: str) -> str:
+    computed = PRECISIONS[precision]
+    return f"taps, then channels in steps of {computed.step} by mma" + (
+        f", parts of {PART}" if computed.parts > 1 else ""
+    )
+
+
+def bias_recipe(node: Node, g: Geometry) -> dict[str, Recipe]:
+    if "bias" not in node.weights:
+        return {}
+    return {"bias": Recipe.of(as_is, (node.weights["bias"],), (g.groups * g.N,))}
+
+
+def tap_weight(net: Network, node: Node, lowering: WindowsLowering) -> Recipe:
+    """Of a convolution: (N, taps of all phases * channels)."""
+    g, order, name = lowering.geometry, lowering.windows.tap_order(), node.weights["weight"]
+    N, dtype = g.groups * g.N, net.weight_type(name).dtype
+    weight: str | Recipe = name
+    if g.is_transposed and g.groups == 1:
+        weight = Recipe.of(taps_in_order, (weight,), (N, g.C, len(order)), dtype, order=order)
+    elif g.is_transposed:
+        weight = Recipe.of(taps_of_groups, (weight,), (N, g.C, len(order)), dtype, order=order, groups=g.groups)
+    shape = (N, len(order) * lowering.channels)
+    spread = Recipe.of(spread_taps, (weight,), shape, dtype, channels=lowering.channels)
+    return multiplied_weight(spread, shape, lowering.precision)
+
+
+@recipe_op
+def taps_of_groups(weight: Array, order: tuple[int, ...], groups: int) -> Array:
+    """(C, N / groups, taps...) of a transposed convolution as (N, C / groups, taps)."""
+    cut = weight.reshape(groups, len(weight) // groups, weight.shape[1], -1)[..., list(order)]
+    return np.ascontiguousarray(cut.swapaxes(1, 2)).reshape(-1, len(weight) // groups, len(order))
+
+
+_SAME = Geometry(False, 64, 64, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))
+
+
+def instance_of(
+    name: str, precision: str, dtypes: tuple[str, str], tile: MmaTile, ids: str = "", channels: int = 64
+) -> Instance:
+    """Of any geometry: that is known when it is launched."""
+    looked_up = (ids, StatusWord("ids", (32,), 1000)) if ids else None
+
+    def launch(device: Device) -> KernelLaunch:
+        geometry = replace(_SAME, C=channels)
+        lowering = WindowsLowering(
+            geometry, precision, dtypes, None, True, device.units, scale_of(device, precision), ids=looked_up
+        )
+        return lowering.launch(64, tile, *[Int64(0)] * 7)
+
+    return Instance(name, launch)
+
+
+INSTANCES = (
+    instance_of("128 x 128 fp16", "fp16", ("float16", "float16"), TILES[0]),
+    instance_of("128 x 64 bf16, rows in float32", "bf16", ("float32", "bfloat16"), TILES[1]),
+    instance_of("128 x 64 fp32", "fp32", ("float32", "float32"), TILES[1]),
+    instance_of("128 x 128 tf32", "tf32", ("float32", "float32"), TILES[0]),
+    instance_of("128 x 32 fp16", "fp16", ("float16", "float16"), TILES[2]),
+    instance_of("32 x 64 fp32, rows in float16", "fp32", ("float16", "float16"), TILES[3]),
+    instance_of("128 x 32 fp16, narrow pieces", "fp16", ("float16", "float16"), TILES[2], channels=99),
+    instance_of("32 x 64 bf16", "bf16", ("bfloat16", "float32"), TILES[3]),
+)

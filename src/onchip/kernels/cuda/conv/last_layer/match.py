@@ -1,0 +1,94 @@
+"""What conv_last and conv_last_wgmma take of a network: a convolution to few channels, and the layers around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.conv.direct import Geometry, geometry_of
+from onchip.kernels.cuda.conv.warp_mma import activation_of, are_numbers, convolution_of, find_nodes
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Cast, Convolution, Elementwise, Permute, ToPixels, TransposedConvolution
+from onchip.plan.kernel import Use
+from onchip.plan.layout import CHANNELS_LAST, has_channels
+
+MOST_CHANNELS = 16  # of y: more of them fill tiles by themselves
+LEAST_CHANNELS = 16  # of x: fewer leave a step empty
+
+
+@dataclass(frozen=True)
+class LastLayers:
+    """A convolution with its activation, Casts around it and ToPixels behind, and perhaps a Permute among them."""
+
+    nodes: tuple[Node, ...]
+    geometry: Geometry
+    is_last: bool = False  # whether y's channels are
+
+    @property
+    def conv(self) -> Node:
+        return convolution_of(self.nodes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.nodes)
+
+    @property
+    def activation(self) -> Elementwise | None:
+        return activation_of(self.nodes)
+
+    @property
+    def has_bias(self) -> bool:
+        return "bias" in self.conv.weights
+
+    def dtypes(self, net: Network) -> tuple[str, str]:
+        return net.types[self.nodes[0].inputs[0]].dtype, net.types[self.nodes[-1].name].dtype
+
+    @property
+    def reads(self) -> Mapping[str, Use]:
+        return {self.nodes[0].inputs[0]: Use(CHANNELS_LAST, is_read_often=True)}
+
+    @property
+    def gives(self) -> Mapping[str, str]:
+        """With a Permute among the layers, rows have channels last."""
+        is_turned = any(isinstance(node.layer, Permute) for node in self.nodes)
+        return {self.nodes[-1].name: CHANNELS_LAST} if self.is_last and not is_turned else {}
+
+
+def find_last_layers(net: Network, start: int) -> Iterator[LastLayers]:
+    """A convolution inside a network to few channels, with its activation, Casts around it and ToPixels behind.
+
+    Channels of y lie in front, or last; or last because a Permute behind puts them there.
+    """
+    nodes = find_nodes(net, start, (Convolution, TransposedConvolution))
+    if not nodes:
+        return
+    value, geometry = nodes[0].inputs[0], geometry_of(net, convolution_of(nodes))
+    if geometry.groups > 1 or geometry.N > MOST_CHANNELS or geometry.C < LEAST_CHANNELS:
+        return
+    if not are_numbers(net, nodes) or value in net.inputs or not has_channels(net.types[value]):
+        return
+    found = LastLayers(nodes, geometry)
+    yield found
+    if not has_channels(net.types[nodes[-1].name]):
+        return
+    yield replace(found, is_last=True)
+    turned = _turned(net, start, nodes)
+    if turned and are_numbers(net, turned):
+        yield LastLayers(turned, geometry, is_last=True)
+
+
+def _turned(net: Network, start: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The nodes, a Permute behind them that puts channels last, and a Cast or ToPixels; none without such a Permute."""
+    found = list(nodes)
+    channels_last = (0, *range(2, len(net.types[nodes[-1].name].shape)), 1)
+    for node in net.nodes[start + len(nodes) : start + len(nodes) + 2]:
+        is_permute = isinstance(node.layer, Permute) and node.layer.axes == channels_last and len(found) == len(nodes)
+        is_end = isinstance(node.layer, Cast | ToPixels) and isinstance(found[-1].layer, Permute)
+        has_end = isinstance(nodes[-1].layer, Cast | ToPixels)
+        if not (is_permute or (is_end and not has_end)):
+            break
+        if node.inputs != (found[-1].name,) or not is_closed(net, [*found, node]):
+            break
+        found.append(node)
+    return tuple(found) if len(found) > len(nodes) else ()

@@ -1,0 +1,293 @@
+// conv/last_layer/mma.cu: convolutions and transposed ones to few channels of y, as the last layers of networks that make images
+// are, on the tensor cores.
+//
+// Idea    y falls into cells of a few places, whose channels all are columns of one product: a cell is the window of pixels
+//         that any of its places reaches, times weights that are zero where a place does not reach. Of a transposed
+//         convolution a cell has the places of all phases, and all of them read each pixel of x together. A block brings
+//         the pixels under a tile of cells to shared memory once; lanes find a window's pixels there by ldmatrix, wherever
+//         it begins. Weights lie there as fragments, too, where there is room, two fragments of cells for one of weights.
+//         What is made is put together in shared memory as y lies, channels last or in rows, and leaves in whole lines
+//         while the next tile's pixels are on their way.
+// Order   A sum runs over the window's taps, then channels, STEP terms an instruction; of fp32 it is added to a total every
+//         PART terms. Then comes the bias. Neither the tile nor B decides anything.
+// Floor   x in and y out. 64 -> 3 channels, 5x5 by steps of 2, 32x32 -> 64x64, B = 5,248, float16: 817 MB / 4.8 TB/s =
+//         170 us; 52 Gflop / 989 Tflop/s = 52 us. Cells of 2x2 places multiply 9 taps by 16 columns, 99 Gflop, and read
+//         9.3 GB of shared memory: 313 us at 128 B a clock. An H200 took 661 us, bound by instructions: conv/last_layer/sm90.cu
+//         has what is 16 bits there. In fp32, cells of 4x2 places in one block a multiprocessor took 2.56 ms.
+// Layout  x (B, H, W, C), y (B, HO, WO, N) or (B, N, HO, WO); w as conv/warp_mma.cuh has it, k over taps and channels, a column
+//         for each channel of each place of a cell; bias (N) or none. One axis is an image of one row.
+// Shared  For each pixel under a tile its channels, filled up to whole steps, and 16 B, so that eight neighbours lie in
+//         different banks; a tile of y; 8 B a column; the weights, if that leaves half of it.
+// Limits  Less than 2^31 tiles; C numbers are a multiple of 16 B; images of less than 2^31 numbers; sm_80 up. A number that
+//         is not finite makes NaNs of all places of the cells whose windows have it.
+#include "mma/tma.cuh"
+#include "conv/last_layer/cells.cuh"
+#include "conv/warp_mma.cuh"
+#include "common/fast_divide.cuh"
+
+constexpr int CREW = 8, CREW_THREADS = 32 * CREW;  // warps of a block
+constexpr int STEP_BYTES = 32;                     // of a pixel's channels, in a step of k
+
+struct Axis {
+    int in, out;        // pixels of x, places of y
+    int cell, step;     // places of a cell; pixels from one cell to the next
+    int first;          // the pixel at the first tap of the first cell
+    int taps, apart;    // of a cell's window, and from one to the next in pixels
+    int cells, pixels;  // of a tile, and of x under it
+    Divider by_cells, by_pixels, by_tiles;  // by_tiles: of an image
+};
+
+struct Layer {
+    int C, N;
+    int steps, chunks;  // of k, of each tap; of 8 NT columns
+    int pitch;          // bytes of a pixel in shared memory
+    int images;         // of a tile
+    u32 is_last;        // whether y's channels are
+    int unit;           // bytes that leave at once
+    u32 holds_weights;  // whether they lie in shared memory
+    Axis h, w;
+    Divider by_pieces;  // of a pixel
+
+    __device__ __forceinline__ int lines() const { return h.cells * h.cell; }  // of a tile of y
+    __device__ __forceinline__ int places() const { return w.cells * w.cell; }
+    __device__ __forceinline__ int cells() const { return images * h.cells * w.cells; }
+};
+
+// A tile: its first image, and its first cell in each.
+struct Tile {
+    long long image;
+    int top, left;
+
+    __device__ __forceinline__ Tile(const Layer& t, u32 number) {
+        left = static_cast<int>(take_rest(number, t.w.by_tiles)) * t.w.cells;
+        top = static_cast<int>(take_rest(number, t.h.by_tiles)) * t.h.cells;
+        image = static_cast<long long>(number) * t.images;
+    }
+};
+
+// A cell of a tile.
+struct Cell {
+    u32 image, h, w;
+
+    __device__ __forceinline__ Cell(const Layer& t, u32 number) {
+        w = take_rest(number, t.w.by_cells);
+        h = take_rest(number, t.h.by_cells);
+        image = number;
+    }
+};
+
+// Threads share lines: a team of them has every so many, and goes over each piece by piece.
+struct Team {
+    int size, first, count, mine;  // threads; its number, and how many there are; the thread's own number
+
+    __device__ __forceinline__ explicit Team(int lines) {
+        size = lines < CREW ? CREW_THREADS : 32;
+        first = threadIdx.x / size, count = CREW_THREADS / size, mine = threadIdx.x % size;
+    }
+};
+
+// All threads ask for the pixels under a tile, zeros where there are none.
+template <class P, class X>
+__device__ __forceinline__ void fetch_pixels(const Layer& t, const Tile& tile, const X* x, long long B, char* room) {
+    using Number = typename P::Number;
+    constexpr bool IS_DIRECT = is_same<X, Number>;
+    constexpr int E = IS_DIRECT ? 16 / static_cast<int>(sizeof(X)) : 4;  // numbers of a piece
+    const Team team(t.images * t.h.pixels);
+    u32 first = team.mine, step = team.size;
+    const int first_piece = take_rest(first, t.by_pieces), step_piece = take_rest(step, t.by_pieces);
+    const int h0 = tile.top * t.h.step + t.h.first, w0 = tile.left * t.w.step + t.w.first;
+    for (int line = team.first; line < t.images * t.h.pixels; line += team.count) {
+        u32 image = line;
+        const int h = h0 + static_cast<int>(take_rest(image, t.h.by_pixels));
+        const bool has_line = h >= 0 && h < t.h.in && tile.image + image < B;
+        const X* const from = x + ((tile.image + image) * t.h.in + (has_line ? h : 0)) * t.w.in * t.C;
+        char* const to = room + line * t.w.pixels * t.pitch;
+        for (int pixel = first, piece = first_piece; pixel < t.w.pixels;) {
+            const int c = piece * E, w = w0 + pixel;
+            const bool is_there = has_line && w >= 0 && w < t.w.in && c < t.C;
+            const X* const there = is_there ? from + (w * t.C + c) : x;
+            char* const at = to + pixel * t.pitch + c * static_cast<int>(sizeof(Number));
+            if constexpr (IS_DIRECT) {
+                const int bytes = is_there ? 16 : 0;
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared_address(at)), "l"(there), "r"(bytes)
+                             : "memory");
+            } else {
+                store4(reinterpret_cast<Number*>(at), is_there ? load4(there) : float4{});
+            }
+            pixel += step, piece += step_piece;  // counted on, not divided
+            if (piece >= static_cast<int>(t.by_pieces.size)) piece -= t.by_pieces.size, ++pixel;
+        }
+    }
+}
+
+// What a warp multiplies in a step: 16 MT cells, 8 NT columns.
+template <class P, int MT, int NT>
+struct Fragments {
+    static constexpr int PARTS = is_same<P, Fp32> ? 2 : 1;
+    u32 rows[MT][4];
+    uint2 weights[PARTS][NT];
+
+    // at  the lane's row of each 16: lanes 16 on have the second half of the step
+    __device__ __forceinline__ void read(const u32 (&at)[MT], u32 further, const uint2* w, int lower) {
+#pragma unroll
+        for (int i = 0; i < MT; ++i)
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(rows[i][0]), "=r"(rows[i][1]), "=r"(rows[i][2]), "=r"(rows[i][3]) : "r"(at[i] + further));
+#pragma unroll
+        for (int i = 0; i < PARTS * NT; ++i) weights[i / NT][i % NT] = w[i / NT * lower + i % NT * 32];
+    }
+    __device__ __forceinline__ Step<P> step(int i) const {
+        Step<P> made;
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+            if constexpr (is_same<P, Tf32>) made.take(word, Tf32::word(__uint_as_float(rows[i][word])));
+            else made.take(word, rows[i][word]);
+        }
+        return made;
+    }
+};
+
+// Where the next step's channels lie, from a cell's first pixel on: counted on, not divided.
+struct Walk {
+    u32 at = 0;
+    int step = 0, tap = 0;
+
+    __device__ __forceinline__ void go_on(const Layer& t, int tap_apart, int line_apart) {
+        at += STEP_BYTES;
+        if (++step < t.steps) return;
+        step = 0, at += tap_apart;
+        if (++tap == t.w.taps) tap = 0, at += line_apart;
+    }
+};
+
+// A tile of y goes out: runs of numbers that lie together in y, by units of Unit.
+template <class Unit, class Y>
+__device__ __forceinline__ void move_out(const Layer& t, const Tile& tile, const Y* made, Y* y, long long B) {
+    const int planes = t.is_last ? 1 : t.N, numbers = t.is_last ? t.N : 1;  // of a place, one after the other
+    const int top = tile.top * t.h.cell, left = tile.left * t.w.cell;
+    const int lines = min(t.lines(), t.h.out - top), places = min(t.places(), t.w.out - left);
+    const long long images = min(static_cast<long long>(t.images), B - tile.image);
+    const bool joins_lines = t.places() == t.w.out, joins_planes = joins_lines && t.lines() == t.h.out;
+    const int all_lines = static_cast<int>(images) * planes * lines, run_lines = joins_planes ? all_lines : joins_lines ? lines : 1;
+    const u32 runs = all_lines / run_lines, runs_a_plane = joins_planes ? 1 : lines / run_lines;
+    constexpr u32 V = sizeof(Unit) / sizeof(Y);
+    const u32 units = run_lines * places * numbers / V;
+    const long long line_out = static_cast<long long>(t.w.out) * numbers;
+    Y* const to = y + (tile.image * planes * t.h.out + top) * line_out + left * numbers;
+    const Team team(runs);
+    for (u32 run = team.first; run < runs; run += team.count) {
+        const u32 plane = run / runs_a_plane, line = run % runs_a_plane;
+        const Unit* const from = reinterpret_cast<const Unit*>(made + (plane * t.lines() + line) * t.places() * numbers);
+        Unit* const there = reinterpret_cast<Unit*>(to + (static_cast<long long>(plane) * t.h.out + line) * line_out);
+        for (u32 at = team.mine; at < units; at += team.size) there[at] = from[at];
+    }
+}
+
+// 16 MT cells a warp at a time, 8 NT columns.
+template <class P, class X, class Y, int NT>
+__global__ void __launch_bounds__(CREW_THREADS, is_same<P, Fp32> ? 2 : 3)
+conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
+          const __grid_constant__ Layer t, u32 code, u32 a_bits, u32 b_bits) {
+    constexpr int MT = 2;
+    using Stored = typename StoredOf<sizeof(typename P::Number)>::type;
+    extern __shared__ uint4 room[];
+    const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
+    const int columns = t.h.cell * t.w.cell * t.N, all_columns = t.chunks * NT * 8;
+    const int all_steps = t.h.taps * t.w.taps * t.steps, lower = all_steps * all_columns * 4;
+    char* const pixels = reinterpret_cast<char*>(room);
+    int* const offsets = reinterpret_cast<int*>(pixels + t.images * t.h.pixels * t.w.pixels * t.pitch);
+    float* const shifts = reinterpret_cast<float*>(offsets + all_columns);
+    const int pieces = t.holds_weights ? is_same<P, Fp32> + 1 : 0;
+    uint2* const held = reinterpret_cast<uint2*>(shifts + all_columns);
+    Y* const made = reinterpret_cast<Y*>(held + pieces * lower);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+
+    let_next_begin();
+    // Of each column: where its number lies, from the cell's first on, and its bias. Those behind the last have none.
+    const int numbers = t.is_last ? t.N : 1, plane = t.is_last ? 0 : t.lines() * t.places();
+    const bool has_pairs = t.is_last && t.w.cell * t.N % 2 == 0;  // of columns, that are neighbours in y
+    for (int i = threadIdx.x; i < all_columns; i += CREW_THREADS) {
+        const int n = i % t.N, place = i / t.N;
+        const int at = (place / t.w.cell * t.places() + place % t.w.cell) * numbers + (t.is_last ? n : n * plane);
+        offsets[i] = i < columns ? at : -1;
+        shifts[i] = bias != nullptr && i < columns ? bias[n] : 0.0f;
+    }
+    for (int i = threadIdx.x; i < pieces * lower / 2; i += CREW_THREADS)
+        reinterpret_cast<uint4*>(held)[i] = reinterpret_cast<const uint4*>(w)[i];
+    const uint2* const all_weights = t.holds_weights ? held : w;
+    const u32 across = t.h.by_tiles.size * t.w.by_tiles.size;
+    const u32 tiles = static_cast<u32>((B + t.images - 1) / t.images) * across;
+    wait_for_kernel_before();
+    if (blockIdx.x < tiles) fetch_pixels<P>(t, Tile(t, blockIdx.x), x, B, pixels);
+    const int tap_apart = t.w.apart * t.pitch - t.steps * STEP_BYTES;
+    const int line_apart = (t.h.apart * t.w.pixels - t.w.taps * t.w.apart) * t.pitch;
+    const int cells = t.cells(), jobs = (cells + 16 * MT - 1) / (16 * MT) * t.chunks;
+    for (u32 number = blockIdx.x; number < tiles; number += gridDim.x) {
+        const Tile tile(t, number);
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncthreads();  // the pixels are there, and nobody moves the tile before out any more
+        for (int job = warp; job < jobs; job += CREW) {
+            const int first = job / t.chunks * (16 * MT), chunk = job % t.chunks;
+            u32 at[MT];
+#pragma unroll
+            for (int i = 0; i < MT; ++i) {
+                const int mine = first + 16 * i + lane % 16;
+                const Cell cell(t, mine < cells ? mine : 0);
+                const u32 line = cell.image * t.h.pixels + cell.h * t.h.step;
+                at[i] = shared_address(pixels) + (line * t.w.pixels + cell.w * t.w.step) * t.pitch + lane / 16 * (STEP_BYTES / 2);
+            }
+            const uint2* weights = all_weights + chunk * NT * 32 + lane;
+            Sums<P, NT> sums[MT];
+            Fragments<P, MT, NT> now, next;
+            Walk walk;
+            next.read(at, 0, weights, lower);
+#pragma unroll 2
+            for (int step = 0; step < all_steps; ++step) {
+                now = next;
+                walk.go_on(t, tap_apart, line_apart);
+                weights += all_columns * 4;
+                if (step + 1 < all_steps) next.read(at, walk.at, weights, lower);
+#pragma unroll
+                for (int i = 0; i < MT; ++i) {
+                    const Step<P> rows = now.step(i);
+#pragma unroll
+                    for (int j = 0; j < NT; ++j) sums[i].add(j, rows, now.weights[0][j], now.weights[now.PARTS - 1][j]);
+                    sums[i].end_step(step, step + 1 == all_steps);
+                }
+            }
+            int at_columns[2 * NT];
+            float of_columns[2 * NT];
+#pragma unroll
+            for (int j = 0; j < 2 * NT; ++j) {
+                const int column = (chunk * NT + j / 2) * 8 + 2 * q + j % 2;
+                at_columns[j] = offsets[column], of_columns[j] = shifts[column];
+            }
+#pragma unroll
+            for (int i = 0; i < MT; ++i) {
+                float(&c)[NT][4] = sums[i].made();
+#pragma unroll
+                for (int j = 0; j < 4 * NT; ++j) c[j / 4][j % 4] += of_columns[j / 4 * 2 + j % 2];
+                activate_all<Stored>(c, activation);
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int mine = first + 16 * i + 8 * half + g;
+                    if (mine >= cells) continue;
+                    const Cell cell(t, mine);
+                    const int line = cell.image * (t.is_last ? 1 : t.N) * t.lines() + cell.h * t.h.cell;
+                    Y* const row = made + (line * t.places() + cell.w * t.w.cell) * numbers;
+#pragma unroll
+                    for (int j = 0; j < NT; ++j) {
+                        const int at[2] = {at_columns[2 * j], at_columns[2 * j + 1]};
+                        if (has_pairs) store_two<true>(row, at, c[j][2 * half], c[j][2 * half + 1]);
+                        else store_two<false>(row, at, c[j][2 * half], c[j][2 * half + 1]);
+                    }
+                }
+            }
+        }
+        __syncthreads();  // the tile is made, and nobody reads its pixels any more
+        if (number + gridDim.x < tiles) fetch_pixels<P>(t, Tile(t, number + gridDim.x), x, B, pixels);
+        if (t.unit == 16) move_out<uint4>(t, tile, made, y, B);
+        else if (t.unit == 4 && sizeof(Y) < 4) move_out<u32>(t, tile, made, y, B);
+        else move_out<Y>(t, tile, made, y, B);
+    }
+}

@@ -1,0 +1,393 @@
+"""Host side of conv/last_layer/mma.cu: convolutions to few channels of y, on the tensor cores."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+    Struct,
+    UInt32,
+    Weight,
+)
+from onchip.kernels.cuda.conv.direct import Geometry, Pair
+from onchip.kernels.cuda.conv.last_layer.cells import CellAxis, Table, cell_axis, cell_weights
+from onchip.kernels.cuda.conv.last_layer.match import LastLayers, find_last_layers
+from onchip.kernels.cuda.conv.warp_mma import (
+    COLUMNS,
+    PART,
+    even_share,
+    fragment_shape,
+    in_fragments,
+    label_of,
+    multiplied_fragments,
+    price_of,
+)
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Elementwise
+from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+MADE = NUMBERS | {"uint8": "unsigned char"}
+GROUPS = (1, 2, 3)  # tiles of 8 columns that a warp makes at a time
+READ_BYTES = 16  # of channels
+STEP_BYTES = 32  # of channels, in a step of k
+CREW, FRAGMENTS = 8, 2  # warps of a block, and fragments of 16 cells that each makes at a time
+BLOCK_BYTES = 1 << 10  # of shared memory, which a block takes for itself
+MOST_CELLS = CREW * FRAGMENTS * 16  # of a tile
+LINES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # cells of a line of a tile, at most
+# Clocks of a multiprocessor: for a fragment of 16 rows or of 8 columns of weights, as shared memory gives 128 B a
+# clock; for a product; for 16 cells and 8 columns behind their last.
+ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS = 4, 2, 1.5, 50
+# Of a warp's step: its instructions, and more for 8 columns each, of fp32 twice as many. By itself it takes so many,
+# and so many more of fp32, or with weights that lie in memory. Faces' last layer took what this comes to within a
+# quarter, in fp16, tf32 and fp32, with 4 to 24 warps (H200).
+ISSUE_CLOCKS, GROUP_CLOCKS, STEP_CLOCKS, PARTS_CLOCKS, FAR_CLOCKS = 10, 4, 280, 220, 200
+CLOCK_BYTES = 64  # of pixels that come to shared memory, a clock
+# Of any launch, and of a step among a warp's others, by the parts of a number: with one image, 36 steps took 4 us in
+# fp16, and 54 took 18 in fp32.
+HEAD_US, STEP_US = 1.2, {1: 0.08, 2: 0.22}
+CUT_LINES = 1.2  # what parts of lines cost more than whole ones, which leave together
+Axes = tuple[CellAxis, CellAxis]
+Tile = tuple[int, int, int]  # images; lines of cells, and cells of a line
+
+
+@dataclass(frozen=True)
+class ConvLastLowering:
+    """A convolution with its activation, and pixels made of it, as one launch."""
+
+    geometry: Geometry
+    precision: str
+    dtypes: tuple[str, str]
+    activation: Elementwise | None
+    has_bias: bool
+    units: int
+    fast_bytes: int
+    is_last: bool = False  # whether channels of y are
+    times: Pair = (1, 1)  # the size of cells (cell_axis)
+
+    @property
+    def steps(self) -> int:
+        """Of k, of each tap."""
+        return math.ceil(self.geometry.C / PRECISIONS[self.precision].step)
+
+    @property
+    def pitch(self) -> int:
+        """Bytes of a pixel in shared memory: an odd number of pieces, so that neighbours lie in different banks."""
+        return self.steps * STEP_BYTES + READ_BYTES
+
+    @property
+    def most_blocks(self) -> int:
+        """Of a multiprocessor, as registers allow."""
+        return 2 if PRECISIONS[self.precision].parts > 1 else 3
+
+    @property
+    def axes(self) -> Axes:
+        return self._axes(self.times)
+
+    def _axes(self, times: Pair) -> Axes:
+        return cell_axis(self.geometry, 0, times[0]), cell_axis(self.geometry, 1, times[1])
+
+    def with_best_cells(self) -> ConvLastLowering:
+        """The same with cells that take the fewest clocks, whatever B."""
+        pairs = [(down, right) for right in (1, 2) for down in range(1, 9)]
+        allowed = [pair for pair in pairs if self._may_have(0, pair[0]) and self._may_have(1, pair[1])]
+        return replace(self, times=min(allowed, key=lambda times: self._clocks(self._axes(times))))
+
+    def _may_have(self, axis: int, times: int) -> bool:
+        g = self.geometry
+        places = times * g.stride[axis] if g.is_transposed else times
+        return times == 1 or (places < 2 * g.sides_out[axis] and g.dilation[axis] == 1)
+
+    def _clocks(self, axes: Axes) -> float:
+        """Of an image in large tiles."""
+        return self._tile_clocks(axes, *(self._large_tile(axes) or (1, (1, 1, 1))))
+
+    def _tile_clocks(self, axes: Axes, blocks: int, tile: Tile) -> float:
+        """Of an image: shared memory's, the tensor cores', the instructions', or those that too few warps wait."""
+        (down, right), (images, h, w), precision = axes, tile, PRECISIONS[self.precision]
+        columns = math.ceil(self._columns(axes) / COLUMNS)
+        group = self._group(columns)
+        chunks = math.ceil(columns / group)
+        has_parts = precision.parts > 1
+        conflicts = math.gcd(right.step, 8)  # of rows that are so far apart
+        shared = FRAGMENTS * ROWS_CLOCKS * conflicts + precision.parts * group * WEIGHTS_CLOCKS
+        products = PRODUCT_CLOCKS * FRAGMENTS * group * (3 if has_parts else 1)
+        issued = precision.parts * (ISSUE_CLOCKS + GROUP_CLOCKS * group)
+        jobs = math.ceil(images * h * w / (16 * FRAGMENTS)) * chunks  # of a tile
+        alone = STEP_CLOCKS + (PARTS_CLOCKS if has_parts else 0) + (0 if self._holds_weights(axes) else FAR_CLOCKS)
+        step = max(shared, products, issued, alone / (blocks * min(CREW, jobs)))
+        pixels = images * down.pixels(h) * right.pixels(w) * self.pitch / CLOCK_BYTES
+        tiles = math.ceil(down.cells / h) * math.ceil(right.cells / w) / images
+        return tiles * (jobs * down.taps * right.taps * self.steps * step + pixels)
+
+    def _group(self, tiles: int) -> int:
+        """Of GROUPS, the one that makes the fewest columns for nothing, the larger of two such."""
+        return min(GROUPS, key=lambda group: (round_up(tiles, group), -group))
+
+    def _columns(self, axes: Axes) -> int:
+        return axes[0].cell * axes[1].cell * self.geometry.N
+
+    @property
+    def columns(self) -> int:
+        return self._columns(self.axes)
+
+    @property
+    def group(self) -> int:
+        return self._group(math.ceil(self.columns / COLUMNS))
+
+    @property
+    def all_columns(self) -> int:
+        """Filled up to whole groups."""
+        return round_up(self.columns, COLUMNS * self.group)
+
+    def shared_bytes(self, tile: Tile) -> int:
+        return self._shared_bytes(self.axes, tile)
+
+    def _shared_bytes(self, axes: Axes, tile: Tile) -> int:
+        (down, right), (images, h, w), columns = axes, tile, self._columns(axes)
+        made = images * h * w * columns * DTYPE_BYTES[self.dtypes[1]]
+        tables = 8 * round_up(columns, COLUMNS * max(GROUPS))
+        weights = self._weight_bytes(axes) if self._holds_weights(axes) else 0
+        return images * down.pixels(h) * right.pixels(w) * self.pitch + tables + weights + round_up(made, 16)
+
+    def _weight_bytes(self, axes: Axes) -> int:
+        (down, right), precision = axes, PRECISIONS[self.precision]
+        tiles = math.ceil(self._columns(axes) / COLUMNS)
+        columns = COLUMNS * round_up(tiles, self._group(tiles))
+        return precision.parts * down.taps * right.taps * self.steps * STEP_BYTES * columns
+
+    def _holds_weights(self, axes: Axes) -> bool:
+        """Whether weights lie in shared memory, and leave half of it."""
+        return 2 * self._weight_bytes(axes) <= self.fast_bytes
+
+    def _fits(self, axes: Axes, tile: Tile, blocks: int) -> bool:
+        """Whether so many blocks of a multiprocessor may make such tiles."""
+        return blocks * (self._shared_bytes(axes, tile) + BLOCK_BYTES) <= self.fast_bytes
+
+    def _large_tile(self, axes: Axes) -> tuple[int, Tile] | None:
+        """Blocks of a multiprocessor and their tile that take the fewest clocks: few blocks have large ones."""
+        found = [(blocks, self._tile_of(axes, blocks)) for blocks in range(self.most_blocks, 0, -1)]
+        tiles = [(blocks, tile) for blocks, tile in found if tile is not None]
+        return min(tiles, key=lambda each: self._tile_clocks(axes, *each), default=None)
+
+    def _tile_of(self, axes: Axes, blocks: int) -> Tile | None:
+        """The tile with the fewest pixels beside its cells, of so many blocks of a multiprocessor."""
+        down, right = axes
+
+        def pixels_a_cell(tile: Tile) -> float:
+            lines = 1.0 if tile[2] == right.cells else CUT_LINES
+            return lines * down.pixels(tile[1]) * right.pixels(tile[2]) / (tile[1] * tile[2])
+
+        tiles = list[Tile]()
+        for w in dict.fromkeys(even_share(right.cells, most) for most in LINES):
+            h = even_share(down.cells, max(1, MOST_CELLS // w))
+            while h > 1 and not self._fits(axes, (1, h, w), blocks):
+                h = math.ceil(h / 2)
+            tiles += [(1, h, w)] if self._fits(axes, (1, h, w), blocks) else []
+        if not tiles:
+            return None
+        images, h, w = min(tiles, key=pixels_a_cell)
+        if (h, w) == (down.cells, right.cells):
+            many = range(MOST_CELLS // (h * w), 1, -1)
+            images = next((n for n in many if self._fits(axes, (n, h, w), blocks)), 1)
+        return images, h, w
+
+    def tile(self, B: int) -> Tile | None:
+        """The large one; None: there is room for no cell.
+
+        Fewer cells where there would be fewer tiles than multiprocessors. All make the same bits.
+        """
+        found = self._large_tile(self.axes)
+        if found is None:
+            return None
+        images, h, w = found[1]
+        while self.count(B, (images, h, w)) < self.units and images > 1:
+            images = math.ceil(images / 2)
+        while self.count(B, (images, h, w)) < self.units and h > 1 and h * w > 16 * FRAGMENTS:
+            h = math.ceil(h / 2)
+        return images, h, w
+
+    def count(self, B: int, tile: Tile) -> int:
+        (down, right), (images, h, w) = self.axes, tile
+        return math.ceil(B / images) * math.ceil(down.cells / h) * math.ceil(right.cells / w)
+
+    def why_not(self) -> str:
+        g = self.geometry
+        if g.C * DTYPE_BYTES[self.dtypes[0]] % READ_BYTES:
+            return f"reads channels of multiples of {READ_BYTES} B, and {g.C} of {self.dtypes[0]} are none"
+        if g.reach >= 1 << 30:
+            return "convolves images of less than 2^30 numbers, windows that hang over included"
+        if self.tile(1) is None:
+            wanted = self.shared_bytes((1, 1, 1)) + BLOCK_BYTES
+            return f"a window's pixels take {wanted:,} B of shared memory, more than {self.fast_bytes:,}"
+        return ""
+
+    def rate(self, B: int) -> float:
+        """Of the steady rate: the products that are asked for, among all that a multiprocessor spends clocks on."""
+        g, tile, precision, (down, right) = self.geometry, self.tile(B), PRECISIONS[self.precision], self.axes
+        assert tile is not None
+        finish = math.ceil(down.cells * right.cells / 16) * self.all_columns / COLUMNS * FINISH_CLOCKS
+        clocks = B * (self._clocks(self.axes) + finish)
+        terms = B * math.prod(g.sides_in if g.is_transposed else g.sides_out) * g.C * math.prod(g.taps) * g.N
+        wanted = (3 if precision.parts > 1 else 1) * terms / (16 * COLUMNS * precision.step)
+        return min(1.0, PRODUCT_CLOCKS * wanted / clocks) * min(1.0, self.count(B, tile) / self.units)
+
+    @property
+    def least_us(self) -> float:
+        """However few images there are."""
+        down, right = self.axes
+        return HEAD_US + STEP_US[PRECISIONS[self.precision].parts] * down.taps * right.taps * self.steps
+
+    def at(self, B: int) -> Steps:
+        if B == 0:
+            return Steps(())
+        return Steps((self.launch(B),))
+
+    def unit(self, tile: Tile) -> int:
+        """Bytes of y that a thread moves at once: 16 or 4 where runs of y are multiples of them, else a number's."""
+        (down, right), (_, h, w), (H, W) = self.axes, tile, self.geometry.sides_out
+        numbers, planes = (self.geometry.N, 1) if self.is_last else (1, self.geometry.N)
+        run = W * numbers
+        if w * right.cell != W:
+            run = math.gcd(run, w * right.cell * numbers)
+        elif h * down.cell == H:
+            run *= planes * H
+        size = DTYPE_BYTES[self.dtypes[1]]
+        return next((unit for unit in (16, 4) if run * size % unit == 0), size)
+
+    def launch(self, B: int) -> KernelLaunch:
+        """conv_last(x, w, bias, y, B, Layer, activation's three words)"""
+        g, tile, precision = self.geometry, self.tile(B), PRECISIONS[self.precision]
+        assert tile is not None
+        chunks = self.all_columns // (COLUMNS * self.group)
+        sizes = struct.pack(
+            "<9i", g.C, g.N, self.steps, chunks, self.pitch, tile[0], self.is_last, self.unit(tile),
+            self._holds_weights(self.axes),
+        )  # fmt: skip
+        for axis, cells in zip(self.axes, tile[1:], strict=True):
+            pixels = axis.pixels(cells)
+            sides = axis.side_in, axis.side_out
+            sizes += struct.pack("<9i", *sides, axis.cell, axis.step, axis.first, axis.taps, axis.apart, cells, pixels)
+            sizes += b"".join(divider(n).data for n in (cells, pixels, math.ceil(axis.cells / cells)))
+        given, made = self.dtypes
+        piece = READ_BYTES // DTYPE_BYTES[given] if given == precision.dtype else 4
+        sizes += divider(self.steps * precision.step // piece).data
+        arguments: tuple[Argument, ...] = (
+            Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
+            Struct((), sizes), *map(UInt32, activation_words(self.activation)),
+        )  # fmt: skip
+        shared_bytes = self.shared_bytes(tile)
+        blocks = self.units * max(1, min(self.most_blocks, self.fast_bytes // (shared_bytes + BLOCK_BYTES)))
+        config = LaunchConfig(
+            (min(blocks, self.count(B, tile)), 1, 1), (32 * CREW, 1, 1), shared_bytes, overlaps=True
+        )  # fmt: skip
+        numbers = (precision.name, NUMBERS[given], MADE[made], str(self.group))
+        budget = Budget(65536 // (self.most_blocks * 32 * CREW) // 8 * 8)
+        return KernelLaunch(Program(SOURCE, f"conv_last<{', '.join(numbers)}>"), config, arguments, budget)
+
+
+class ConvLast:
+    name = "conv_last"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """A convolution inside a network to few channels (conv/last_layer/match.py)."""
+        if job.is_training or device.arch not in ARCHITECTURES:
+            return
+        for run in find_last_layers(net, start):
+            lowering = ConvLastLowering(
+                run.geometry, job.precision, run.dtypes(net), run.activation, run.has_bias, device.units,
+                device.fast_bytes, run.is_last,
+            ).with_best_cells()  # fmt: skip
+            if why := lowering.why_not():
+                yield Refusal(self.name, run.conv.name, why)
+                return
+            yield _claim(net, run, lowering, job)
+
+
+def _claim(net: Network, run: LastLayers, lowering: ConvLastLowering, job: Job) -> Claim:
+    recipes, precision = _recipes(net, run.conv, lowering), PRECISIONS[job.precision]
+    weight_bytes, tile = sum(made.nbytes for made in recipes.values()), lowering.tile(job.batch)
+    assert tile is not None
+    order = f"taps, then channels in steps of {precision.step} by mma.sync"
+    order += f", parts of {PART}" if precision.parts > 1 else ""
+    return Claim(
+        ConvLast.name, label_of(ConvLast.name, net, run.nodes), run.names,
+        price_of(net, run.nodes, weight_bytes, job.precision, lowering.rate(job.batch), lowering.least_us),
+        "tensor cores, cells of few places: few channels", recipes, fast_bytes=lowering.shared_bytes(tile),
+        order=order, facts=lowering, reads=run.reads, gives=run.gives,
+    )  # fmt: skip
+
+
+def _recipes(net: Network, node: Node, lowering: ConvLastLowering) -> dict[str, Recipe]:
+    name, precision, (down, right) = node.weights["weight"], PRECISIONS[lowering.precision], lowering.axes
+    channels = lowering.steps * precision.step
+    arranged = Recipe.of(
+        cell_fragments, (name,),
+        fragment_shape(down.taps * right.taps * channels, lowering.all_columns, precision.per_word),
+        net.weight_type(name).dtype, per_word=precision.per_word, channels=channels, columns=lowering.all_columns,
+        down=down.table, right=right.table, channel_axis=0 if lowering.geometry.is_transposed else 1,
+    )  # fmt: skip
+    recipes = {"weight": multiplied_fragments(arranged, lowering.precision)}
+    if lowering.has_bias:
+        recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (lowering.geometry.N,))
+    return recipes
+
+
+@recipe_op
+def cell_fragments(
+    weight: Array, per_word: int, channels: int, columns: int, down: Table, right: Table, channel_axis: int
+) -> Array:
+    """A cell's weights (cell_weights) in fragments: k over a window's taps and channels, columns over a cell's."""
+    full = cell_weights(weight, channels, columns, down, right, channel_axis)
+    return in_fragments(full.reshape(-1, columns), per_word)
+
+
+def _instance(name: str, precision: str, dtypes: tuple[str, str], taps: int = 3, N: int = 3) -> Instance:
+    stride, out = (1, 32) if taps == 3 else (2, 64)
+    both = Geometry(
+        stride > 1, 64, N, 1, (32, 32), (out, out), (taps, taps), (stride, stride), (1, 1), (1, 1)
+    )  # fmt: skip
+    return Instance(
+        name,
+        lambda device: ConvLastLowering(
+            both, precision, dtypes, None, True, device.units, device.fast_bytes
+        ).with_best_cells().launch(1024),
+    )  # fmt: skip
+
+
+INSTANCES = (
+    _instance("64 channels fp16, 4x4 by steps of 2", "fp16", ("float16", "float16"), 4),
+    _instance("64 channels fp16, 4x4 by steps of 2, to pixels", "fp16", ("float16", "uint8"), 4),
+    _instance("64 channels fp32, 4x4 by steps of 2", "fp32", ("float32", "float32"), 4),
+    _instance("64 channels fp32, 3x3", "fp32", ("float32", "float32")),
+    _instance("64 channels tf32, 3x3", "tf32", ("float32", "float32")),
+    _instance("64 channels bf16, in float32, 4x4", "bf16", ("float32", "bfloat16"), 4),
+    _instance("64 channels fp16 to 1, 3x3", "fp16", ("float16", "float16"), N=1),
+    _instance("64 channels tf32 to 1, 3x3", "tf32", ("float32", "float32"), N=1),
+    _instance("64 channels fp32, in float16, 4x4", "fp32", ("float16", "float32"), 4),
+)

@@ -1,0 +1,356 @@
+"""Host side of conv/last_layer/sm90.cu: convolutions to few channels of y, on Hopper."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from onchip.kernels.cuda.common.activation import act_name, activation_words
+from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.program import (
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+    Struct,
+    TensorMap,
+    UInt32,
+    Weight,
+)
+from onchip.kernels.cuda.conv.direct import Geometry
+from onchip.kernels.cuda.conv.last_layer.cells import CellAxis, Table, cell_axis, cell_weights
+from onchip.kernels.cuda.conv.last_layer.match import LastLayers, find_last_layers
+from onchip.kernels.cuda.conv.warp_mma import COLUMNS, label_of, price_of
+from onchip.kernels.cuda.gemm.sm90 import ARCHITECTURES, multiplied_weight
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Elementwise, Tanh
+from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
+
+SOURCE = Path(__file__).with_suffix(".cu")
+MADE = NUMBERS | {"uint8": "unsigned char"}
+GROUPS = (1, 2, 3, 4, 6)  # tiles of 8 columns that there are products of
+TEAMS, TEAM, ROWS = 6, 128, 64  # of a block; threads of one, and cells of its tile
+LINE, STEP_BYTES = 128, 32  # bytes of channels in a block, and in a step of k
+BLOCK = LINE // 2  # channels of 16 bits
+STEPS = LINE // STEP_BYTES
+MOST_TIMES = 8  # pixels of x along a cell, of each phase
+MOST_STAGES, MOST_BOX = 8, 256
+BLOCK_BYTES = 2 << 10  # of shared memory beside what is counted: tables and signals, and what is left before 1,024 B
+# Clocks of a multiprocessor: a product of 64 rows reads them and its weights at 128 B a clock, or multiplies longer;
+# behind the last one a tile is finished, 8 columns in so many that other teams' products do not hide. Faces' last layer
+# took what this comes to within 10 %, with cells of one or two pixels and patches of one to four tiles (H200).
+ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS = 16, 2, 4, 50
+# Instructions of a scheduler for a tile, its steps and its tiles of 8 columns: of few channels they take longer.
+TILE_ISSUE, STEP_ISSUE, GROUP_ISSUE = 60, 9, 100
+STEADY_CLOCKS = 6  # of a product of 64 rows and 8 columns, at the device's steady rate
+BUSY_TILES = 4  # that are there, beside a patch on its way: fewer leave the tensor cores waiting
+CLOCK_BYTES = 64  # of pixels that come to shared memory, a clock
+HEAD_CLOCKS = 3_500  # before the first product and behind the last: one image took 1.9 us, 100 of faces' 9.3 for 5.3
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ConvLastWgmmaLowering:
+    """A convolution with its activation, and pixels made of it, as one launch."""
+
+    geometry: Geometry
+    precision: str
+    dtypes: tuple[str, str]
+    activation: Elementwise | None
+    has_bias: bool
+    units: int
+    fast_bytes: int
+    is_last: bool = False  # whether channels of y are
+    times: int = 1  # the size of cells, down (cell_axis)
+    is_wide: bool = False  # whether a tile is 64 cells of a line, else 8 of 8 lines
+
+    @property
+    def axes(self) -> tuple[CellAxis, CellAxis]:
+        return cell_axis(self.geometry, 0, self.times), cell_axis(self.geometry, 1, 1)
+
+    @property
+    def tile(self) -> Pair:
+        """Lines of cells, and cells of a line, of a team's."""
+        return (1, ROWS) if self.is_wide else (8, ROWS // 8)
+
+    @property
+    def part(self) -> Pair:
+        """The same of a warp's."""
+        return (1, 16) if self.is_wide else (2, 8)
+
+    @property
+    def tiles(self) -> Pair:
+        """Of an image."""
+        (down, right), (h, w) = self.axes, self.tile
+        return math.ceil(down.cells / h), math.ceil(right.cells / w)
+
+    @property
+    def columns(self) -> int:
+        down, right = self.axes
+        return down.cell * right.cell * self.geometry.N
+
+    @property
+    def group(self) -> int:
+        """Tiles of 8 columns; 0: there are more columns than any product has."""
+        return next((group for group in GROUPS if group * COLUMNS >= self.columns), 0)
+
+    @property
+    def blocks(self) -> int:
+        return math.ceil(self.geometry.C / BLOCK)
+
+    @property
+    def last_steps(self) -> int:
+        """Of k, of a tap's last block of channels."""
+        return math.ceil((self.geometry.C - (self.blocks - 1) * BLOCK) / (STEP_BYTES // 2))
+
+    @property
+    def taps(self) -> int:
+        down, right = self.axes
+        return down.taps * right.taps
+
+    @property
+    def weight_bytes(self) -> int:
+        return round_up(self.taps * self.blocks * self.group * COLUMNS * LINE, 1024)
+
+    @property
+    def made_bytes(self) -> int:
+        """Of y that the warps make at a time, and of the list of its pieces."""
+        return TEAMS * 4 * self.part_bytes + 8 * self.pieces
+
+    @property
+    def part_bytes(self) -> int:
+        """Of a warp's part of y."""
+        return 16 * self.columns * DTYPE_BYTES[self.dtypes[1]]
+
+    @property
+    def pieces(self) -> int:
+        """Units of it; an even number, so that what lies behind their list begins at a multiple of 16 B."""
+        return round_up(self.part_bytes // self.unit, 2)
+
+    def pixels(self, patch: Pair) -> Pair:
+        """Lines and columns of a patch of so many tiles."""
+        (down, right), (h, w) = self.axes, self.tile
+        return down.pixels(patch[0] * h), right.pixels(patch[1] * w)
+
+    def block_bytes(self, patch: Pair) -> int:
+        """Of a patch and a block of channels."""
+        return round_up(math.prod(self.pixels(patch)) * LINE, 1024)
+
+    def stages(self, patch: Pair) -> int:
+        """Patches that there is room for."""
+        room = self.fast_bytes - BLOCK_BYTES - self.weight_bytes - self.made_bytes
+        return min(MOST_STAGES, max(0, room) // (self.blocks * self.block_bytes(patch)))
+
+    def shared_bytes(self, patch: Pair) -> int:
+        patches = self.stages(patch) * self.blocks * self.block_bytes(patch)
+        return 1024 + self.weight_bytes + patches + round_up(self.made_bytes, 16)
+
+    def with_best_cells(self) -> ConvLastWgmmaLowering | None:
+        """The same with cells and tiles that take the fewest clocks, whatever B; None: none fit."""
+        tried = [
+            replace(self, times=times, is_wide=is_wide)
+            for times, is_wide in product(range(1, MOST_TIMES + 1), (False, True))
+            if self._may_have(times)
+        ]
+        fitting = [each for each in tried if each.group and each._patches()]
+        return min(fitting, key=lambda each: each._clocks(each.patch(1 << 20)), default=None)
+
+    def _may_have(self, times: int) -> bool:
+        g = self.geometry
+        places = times * g.stride[0] if g.is_transposed else times
+        return times == 1 or (places < 2 * g.sides_out[0] and g.dilation[0] == 1)
+
+    def _patches(self) -> list[Pair]:
+        """Those of which there is room for two."""
+        h, w = self.tiles
+        sizes = product(range(1, min(h, TEAMS) + 1), range(1, min(w, TEAMS) + 1))
+        return [
+            patch for patch in sizes
+            if math.prod(patch) <= TEAMS and max(self.pixels(patch)) <= MOST_BOX and self.stages(patch) >= 2
+        ]  # fmt: skip
+
+    def _clocks(self, patch: Pair) -> float:
+        """Of a multiprocessor, for an image in such patches."""
+        step = max(ROWS_CLOCKS + WEIGHTS_CLOCKS * self.group, PRODUCT_CLOCKS * self.group)
+        steps = self.taps * ((self.blocks - 1) * STEPS + self.last_steps)
+        issued = TILE_ISSUE + STEP_ISSUE * steps + GROUP_ISSUE * self.group
+        tile = max(steps * step, issued) + FINISH_CLOCKS * self.group
+        pixels = self.blocks * self.block_bytes(patch) / CLOCK_BYTES
+        ready = (self.stages(patch) - 1) * math.prod(patch)
+        waits = max(1.0, BUSY_TILES / ready)
+        return self._count(patch) * (math.prod(patch) * tile * waits + pixels)
+
+    def _count(self, patch: Pair) -> int:
+        """Of an image."""
+        return math.prod(math.ceil(n / size) for n, size in zip(self.tiles, patch, strict=True))
+
+    def patch(self, B: int) -> Pair:
+        """Tiles of a patch: the fewest clocks, but no fewer patches than multiprocessors if that can be."""
+        return min(self._patches(), key=lambda patch: (-min(self.units, B * self._count(patch)), self._clocks(patch)))
+
+    def why_not(self) -> str:
+        """What is refused whatever cells fit."""
+        g, (given, _) = self.geometry, self.dtypes
+        if given != PRECISIONS[self.precision].dtype or DTYPE_BYTES[given] != 2:
+            return f"multiplies numbers of 16 bits where they lie, not {given} in {self.precision}"
+        if g.C * 2 % 16:
+            return f"moves channels of multiples of 16 B, and {g.C} of {given} are none"
+        if not g.is_transposed and g.stride[1] > 1:
+            return f"reads neighbouring windows of a line, not every {g.stride[1]}."
+        if g.reach >= 1 << 30:
+            return "convolves images of less than 2^30 numbers, windows that hang over included"
+        return ""
+
+    def rate(self, B: int) -> float:
+        """Of the steady rate: the products that are asked for, among all that a multiprocessor spends clocks on."""
+        g, patch = self.geometry, self.patch(max(1, B))
+        terms = math.prod(g.sides_in if g.is_transposed else g.sides_out) * g.C * math.prod(g.taps) * g.N
+        wanted = STEADY_CLOCKS * terms / (ROWS * COLUMNS * (STEP_BYTES // 2))
+        busy = min(1.0, B * self._count(patch) / self.units)
+        clocks = B * self._clocks(patch) / (self.units * busy)
+        return min(1.0, wanted / self._clocks(patch)) * busy * clocks / (clocks + HEAD_CLOCKS)
+
+    def at(self, B: int) -> Steps:
+        if B == 0:
+            return Steps(())
+        return Steps((self.launch(B),))
+
+    @property
+    def unit(self) -> int:
+        """Bytes of y that a thread moves at once: 16 or 4 where parts of lines are multiples, else a number's."""
+        size, numbers = DTYPE_BYTES[self.dtypes[1]], self.geometry.N if self.is_last else 1
+        run = size * numbers * math.gcd(self.geometry.sides_out[1], self.part[1] * self.axes[1].cell)
+        return next((unit for unit in (16, 4) if run % unit == 0), size)
+
+    def launch(self, B: int) -> KernelLaunch:
+        """conv_last_wgmma(x, w, bias, y, patches, Layer, activation's three words)"""
+        g, patch, (given, made) = self.geometry, self.patch(B), self.dtypes
+        lines, columns = self.pixels(patch)
+        unit, stages, axes = self.unit, self.stages(patch), self.axes
+        pitch = LINE * (8 if self.is_wide else axes[0].step * columns)
+        sizes = struct.pack(
+            "<10i", g.N, self.blocks, self.last_steps, columns, pitch, self.block_bytes(patch), stages, self.is_last,
+            unit, self.pieces,
+        )  # fmt: skip
+        for axis, cells, part, count, tiles in zip(axes, self.tile, self.part, patch, self.tiles, strict=True):
+            sizes += struct.pack(
+                "<8i", axis.side_out, axis.cell, axis.step, axis.first, axis.taps, axis.apart, cells, part
+            )
+            sizes += divider(count).data + divider(math.ceil(tiles / count)).data
+        places = self.part[1] * axes[1].cell * (g.N if self.is_last else 1)
+        for n in (places * DTYPE_BYTES[made] // unit, self.part[0] * axes[0].cell):
+            sizes += divider(n).data
+        rows = self.taps * self.blocks * self.group * COLUMNS
+        arguments: tuple[Argument, ...] = (
+            TensorMap(Input(0), given, (g.C, g.sides_in[1], g.sides_in[0], B), (BLOCK, columns, lines, 1), LINE),
+            TensorMap(Weight("weight"), given, (BLOCK, rows), (BLOCK, self.group * COLUMNS), LINE),
+            Weight("bias") if self.has_bias else Int64(0), Output(0), UInt32(B * self._count(patch)),
+            Struct((), sizes), *map(UInt32, activation_words(self.activation)),
+        )  # fmt: skip
+        threads = TEAMS * TEAM + 32
+        config = LaunchConfig(
+            (min(self.units, B * self._count(patch)), 1, 1), (threads, 1, 1), self.shared_bytes(patch), overlaps=True
+        )
+        template = (PRECISIONS[self.precision].name, MADE[made], str(self.group), str(TEAMS), act_name(self.activation))
+        budget = Budget(512 // (TEAMS + 1) // 8 * 8)  # a quarter of a multiprocessor has a warp of each team, and one
+        return KernelLaunch(Program(SOURCE, f"conv_last_wgmma<{', '.join(template)}>"), config, arguments, budget)
+
+
+class ConvLastWgmma:
+    name = "conv_last_wgmma"
+    device_kind = "cuda"
+    precisions = ("fp16", "bf16")
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """A convolution inside a network to few channels (conv/last_layer/match.py)."""
+        if job.is_training or job.precision not in self.precisions or device.arch not in ARCHITECTURES:
+            return
+        for run in find_last_layers(net, start):
+            lowering = ConvLastWgmmaLowering(
+                run.geometry, job.precision, run.dtypes(net), run.activation, run.has_bias, device.units,
+                device.fast_bytes, run.is_last,
+            )  # fmt: skip
+            why, best = lowering.why_not(), None
+            if not why and (best := lowering.with_best_cells()) is None:
+                why = f"weights and two patches of pixels take more than {device.fast_bytes:,} B of shared memory"
+            if best is None:
+                yield Refusal(self.name, run.conv.name, why)
+                return
+            yield _claim(net, run, best, job)
+
+
+def _claim(net: Network, run: LastLayers, lowering: ConvLastWgmmaLowering, job: Job) -> Claim:
+    recipes = _recipes(net, run.conv, lowering)
+    weight_bytes = sum(made.nbytes for made in recipes.values())
+    return Claim(
+        ConvLastWgmma.name, label_of(ConvLastWgmma.name, net, run.nodes), run.names,
+        price_of(net, run.nodes, weight_bytes, job.precision, lowering.rate(job.batch), 0.0),
+        "tensor cores read windows where a patch of pixels lies: few channels", recipes,
+        fast_bytes=lowering.shared_bytes(lowering.patch(job.batch)),
+        order="taps, then channels in steps of 16 by wgmma", facts=lowering, reads=run.reads, gives=run.gives,
+    )  # fmt: skip
+
+
+def _recipes(net: Network, node: Node, lowering: ConvLastWgmmaLowering) -> dict[str, Recipe]:
+    name, (down, right) = node.weights["weight"], lowering.axes
+    columns = lowering.group * COLUMNS
+    shape = lowering.taps * lowering.blocks * columns, BLOCK
+    arranged = Recipe.of(
+        cell_rows, (name,), shape, net.weight_type(name).dtype, columns=columns, down=down.table, right=right.table,
+        channel_axis=0 if lowering.geometry.is_transposed else 1,
+    )  # fmt: skip
+    recipes = {"weight": multiplied_weight(arranged, shape, lowering.precision)}
+    if lowering.has_bias:
+        recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (lowering.geometry.N,))
+    return recipes
+
+
+@recipe_op
+def cell_rows(weight: Array, columns: int, down: Table, right: Table, channel_axis: int) -> Array:
+    """A cell's weights (cell_weights) as (taps * blocks of channels * columns, 64 channels)."""
+    channels = round_up(weight.shape[channel_axis], BLOCK)
+    full = cell_weights(weight, channels, columns, down, right, channel_axis)
+    return full.reshape(-1, BLOCK, columns).swapaxes(1, 2).reshape(-1, BLOCK)
+
+
+_TWICE = Geometry(True, 64, 3, 1, (32, 32), (64, 64), (5, 5), (2, 2), (1, 1), (1, 1))
+_SAME = Geometry(False, 64, 3, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))
+
+
+def _instance(
+    name: str, precision: str, made: str, geometry: Geometry, activation: Elementwise | None = None
+) -> Instance:
+    def launch(device: Device) -> KernelLaunch:
+        given = PRECISIONS[precision].dtype
+        lowering = ConvLastWgmmaLowering(
+            geometry, precision, (given, made), activation, True, device.units, device.fast_bytes
+        ).with_best_cells()  # fmt: skip
+        assert lowering is not None
+        return lowering.launch(1024)
+
+    return Instance(name, launch)
+
+
+INSTANCES = (
+    _instance("64 channels fp16, 5x5 by steps of 2, Tanh", "fp16", "float16", _TWICE, Tanh()),
+    _instance("64 channels fp16, 5x5 by steps of 2, to pixels", "fp16", "uint8", _TWICE, Tanh()),
+    _instance("64 channels bf16, 5x5 by steps of 2, to float32", "bf16", "float32", _TWICE),
+    _instance("64 channels fp16, 3x3", "fp16", "float16", _SAME),
+    _instance("64 channels bf16 to 1, 3x3", "bf16", "bfloat16", replace(_SAME, N=1)),
+    _instance("64 channels fp16 to 12, 4x4 by steps of 2", "fp16", "float16", replace(_TWICE, N=12, taps=(4, 4))),
+)

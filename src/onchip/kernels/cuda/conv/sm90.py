@@ -1,0 +1,349 @@
+"""Host side of conv/sm90.cu: convolutions and transposed ones, channels last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.program import (
+    Argument,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    Memory,
+    Output,
+    Program,
+    Steps,
+    Struct,
+    UInt32,
+    Weight,
+    WindowMap,
+)
+from onchip.kernels.cuda.conv.direct import Geometry, geometry_of
+from onchip.kernels.cuda.conv.fusion import ConvRun, find_runs
+from onchip.kernels.cuda.conv.sm90_images import UNIT_CYCLES, ImageConv, image_conv
+from onchip.kernels.cuda.conv.windows import Windows
+from onchip.kernels.cuda.gemm.sm90 import (
+    ARCHITECTURES,
+    BOX_ROWS,
+    LINE,
+    PART,
+    WgmmaProduct,
+    multiplied_weight,
+    parts_have_slices,
+)
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Elementwise
+from onchip.network.layers.conv import conv_groups
+from onchip.network.recipe import Array, Recipe, as_is, op_name, recipe_op
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.plan import values_read
+
+SOURCE = Path(__file__).with_suffix(".cu")
+# Of the rate of products, in 16 bits: 0.70 to 0.86 of six convolutions, 3x3 with 16 to 96 channels, 4,096 images, H200.
+WINDOWS = 0.8
+LEAST_CHANNELS = 16  # of x and of y: with fewer, most of a box or a tile would be empty
+
+
+@dataclass(frozen=True)
+class ConvWgmmaLowering:
+    """A convolution, what is added to it and its activation as one launch."""
+
+    geometry: Geometry
+    precision: str
+    dtypes: tuple[str, str]
+    activation: Elementwise | None
+    has_bias: bool
+    units: int
+    other: int | None = None  # which of the inputs is added
+    parts: int = 1  # of a sum
+
+    @property
+    def windows(self) -> Windows:
+        return Windows(self.geometry)
+
+    @property
+    def depth(self) -> int:
+        """Numbers of k in a box."""
+        return LINE // DTYPE_BYTES[PRECISIONS[self.precision].dtype]
+
+    @property
+    def slice_taps(self) -> int:
+        """Taps in a slice of k. Few channels, which the tensor cores read where they lie, leave room for several."""
+        if DTYPE_BYTES[self.dtypes[0]] != 2:
+            return 1
+        return max(1, self.depth // max(LEAST_CHANNELS, 1 << (self.geometry.C - 1).bit_length()))
+
+    @property
+    def blocks(self) -> int:
+        """Slices of k, of each tap; 1 where a slice has several taps."""
+        return math.ceil(self.geometry.C / self.depth)
+
+    @property
+    def channels(self) -> int:
+        """Of each tap, filled up to whole boxes."""
+        return self.blocks * self.depth // self.slice_taps
+
+    @property
+    def slices(self) -> list[int]:
+        """Of k, of each phase."""
+        return [math.ceil(taps / self.slice_taps) * self.blocks for taps in self.windows.taps()]
+
+    @cached_property
+    def images(self) -> ImageConv | None:
+        """The same by conv/sm90_images.cu, with the same weights and the same bits, where it can."""
+        numbers = {*self.dtypes, PRECISIONS[self.precision].dtype}
+        if len(numbers) > 1 or DTYPE_BYTES[self.dtypes[0]] != 2 or self.geometry.N % 8:
+            return None
+        if self.parts > 1 or self.slice_taps > 1:
+            return None
+        order, adds = self.windows.tap_order(), self.other is not None
+        return image_conv(self.geometry, self.precision, self.activation, self.blocks, self.channels, order, adds)
+
+    def takes_images(self, B: int) -> bool:
+        """Whether conv/sm90_images.cu should be done first."""
+        return self.images is not None and self.images.cycles(B, self.units) < self.cycles(B)
+
+    @property
+    def multiplied(self) -> int:
+        """Products of an image: channels are filled up to whole boxes, and phases to as many places."""
+        return self.geometry.N * math.prod(self.windows.places) * sum(self.windows.taps()) * self.channels
+
+    def cycles(self, B: int) -> float:
+        """Of a multiprocessor, as conv/sm90_images.py has them."""
+        unit = 128 * 64 * 64  # products
+        return B * self.multiplied / unit * UNIT_CYCLES / (self.units * self.rate(B))
+
+    def rate(self, B: int, hides_begin: bool = False) -> float:
+        """Of the chip's products."""
+        return self.product(B).rate(self.units, hides_begin) * (WINDOWS if DTYPE_BYTES[self.dtypes[0]] == 2 else 1.0)
+
+    def product(self, B: int) -> WgmmaProduct:
+        """A row for each place of y, or of one of its phases."""
+        windows = self.windows
+        return WgmmaProduct(
+            B * math.prod(windows.places), self.geometry.N, sum(windows.taps()) * self.channels,
+            self.precision, self.dtypes, self.activation, self.parts, windows.count,
+        )  # fmt: skip
+
+    def splits_well(self, B: int) -> int:
+        """Parts of a sum, such that all multiprocessors have one where there are few places."""
+        parts = self._longest(B).splits_well(self.units)
+        while not all(parts_have_slices(count, parts) for count in self.slices):
+            parts //= 2
+        return parts
+
+    def _longest(self, B: int) -> WgmmaProduct:
+        """The product of the phase with most taps, which few places wait for."""
+        return replace(self.product(B), K=max(self.slices) * self.depth)
+
+    def least_us(self, B: int) -> float:
+        """However few places there are; 0 where a multiprocessor has several tiles, whose time the rate tells."""
+        longest = self._longest(B)
+        return longest.least_us(self.units) if longest.count(longest.cut(self.units)[0]) <= self.units else 0.0
+
+    def why_not(self) -> str:
+        if why := self.windows.why_not():
+            return why
+        C = self.geometry.C
+        if not self.product(1).is_direct and self.dtypes[0] != "float32":
+            return f"multiplies {PRECISIONS[self.precision].dtype} or float32, not {self.dtypes[0]}"
+        if C * DTYPE_BYTES[self.dtypes[0]] % BOX_ROWS:
+            return f"moves channels of multiples of {BOX_ROWS} B, and {C} of {self.dtypes[0]} are none"
+        return ""
+
+    def at(self, B: int) -> Steps:
+        if B == 0:
+            return Steps(())
+        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
+        other = None if self.other is None else Input(self.other)
+        if self.images is not None and self.takes_images(B):
+            return Steps((self.images.launch(B, self.units, Input(0), Weight("weight"), bias, other, Output(0)),))
+        return Steps((self.launch(B, Input(0), Weight("weight"), bias, other or Int64(0), Output(0)),))
+
+    def launch(self, B: int, x: Memory, w: Memory, bias: Argument, other: Argument, y: Argument) -> KernelLaunch:
+        """conv_wgmma(x, w, bias, other, y, M, N, box_rows, parts, windows, activation)"""
+        g, windows, product = self.geometry, self.windows, self.product(B)
+        tiling, (H, W) = product.tiling(self.units), g.sides_in
+        line = LINE // self.slice_taps
+        pixels = WindowMap(
+            x, product.read_as, (g.C, W, H, B), line // DTYPE_BYTES[self.dtypes[0]], tiling.box_rows,
+            _turned(windows.before), _turned(windows.behind), _turned(windows.stride), line,
+        )  # fmt: skip
+        arguments = (
+            pixels, product.weight_map(w, tiling.tile), bias, other, y, Int64(product.M), Int64(product.N),
+            UInt32(tiling.box_rows), UInt32(self.parts), Struct((), windows.packed(self.blocks, self.channels)),
+            *map(UInt32, activation_words(self.activation)),
+        )  # fmt: skip
+        program = Program(SOURCE, f"conv_wgmma<{tiling.template}, {tiling.split}, {self.slice_taps}>")
+        return KernelLaunch(program, tiling.config, arguments, tiling.budget)
+
+
+def _turned(pair: tuple[int, int]) -> tuple[int, int]:
+    """(H, W) as (W, H)."""
+    return pair[1], pair[0]
+
+
+class ConvWgmma:
+    name = "conv_wgmma"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    @property
+    def makes(self) -> Mapping[str, float]:
+        """By recipes.cu: a pass over memory."""
+        return {op_name(spread_taps): 1.0}
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """A convolution, with a sum and an activation behind it and the Casts around it; and less of that."""
+        if job.is_training or device.arch not in ARCHITECTURES:
+            return
+        for run in find_runs(net, start, PRECISIONS[job.precision].dtype):
+            lowering = _lowering(net, run, job, device)
+            if lowering is None:
+                continue
+            if why := lowering.why_not():
+                yield Refusal(self.name, run.conv.name, why)
+                return
+            yield _claim(net, run, replace(lowering, parts=lowering.splits_well(max(1, job.batch))), job)
+
+
+def _lowering(net: Network, run: ConvRun, job: Job, device: Device) -> ConvWgmmaLowering | None:
+    """None: there is nothing to say about such a convolution."""
+    geometry = _all_channels(geometry_of(net, run.conv))
+    if not run.are_numbers(net) or min(geometry.N, geometry.C) < LEAST_CHANNELS:
+        return None
+    return ConvWgmmaLowering(
+        geometry, job.precision, run.dtypes(net), run.activation, "bias" in run.conv.weights, device.units,
+        run.other_input,
+    )  # fmt: skip
+
+
+def _claim(net: Network, run: ConvRun, lowering: ConvWgmmaLowering, job: Job) -> Claim:
+    precision, batch = PRECISIONS[job.precision], max(1, job.batch)
+    recipes = _recipes(net, run.conv, lowering)
+    label = run.label(net) + (f",{lowering.parts} parts" if lowering.parts > 1 else "")
+    order = f"taps, then channels in steps of {precision.step} by wgmma"
+    order += f", parts of {PART}" if precision.parts > 1 else ""
+    order += f", {lowering.parts} parts" if lowering.parts > 1 else ""
+    flop, row_flop = net.row_flop(run.conv), run.row_flop(net)
+    by_images = lowering.images is not None and lowering.takes_images(batch)
+    rate = lowering.rate(batch, hides_begin=not by_images)
+    rate *= min(1.0, flop / (2 * lowering.multiplied))
+    if lowering.images is not None and by_images:
+        left_out = max(0, flop - lowering.images.row_flop)
+        rate *= lowering.cycles(batch) / lowering.images.cycles(batch, lowering.units) * (1 - left_out / flop)
+        row_flop -= left_out
+    claim = Claim(
+        kernel=ConvWgmma.name,
+        label=f"{ConvWgmma.name}<{label}>",
+        nodes=run.names,
+        price=Price(
+            row_flop * (3 if precision.parts > 1 else 1),  # three products of tf32 for fp32's
+            run.row_bytes(net),
+            sum(made.nbytes for made in recipes.values()),
+            precision="tf32" if precision.parts > 1 else "",
+            rate=rate,
+            least_us=0.0 if by_images else lowering.least_us(batch),
+        ),
+        why=f"tensor cores, a tile of {'images' if by_images else 'places'} a block",
+        recipes=recipes,
+        order=order,
+        facts=lowering,
+        reads=run.reads(net),
+        gives=run.gives(net),
+    )
+    assert values_read(net, claim)[lowering.other or 0] == (run.other or run.given)
+    return claim
+
+
+def _recipes(net: Network, node: Node, lowering: ConvWgmmaLowering) -> dict[str, Recipe]:
+    g, channels, order = lowering.geometry, lowering.channels, lowering.windows.tap_order()
+    name = node.weights["weight"]
+    shape, dtype, groups = (g.N, len(order) * channels), net.weight_type(name).dtype, conv_groups(node.layer)
+    weight: str | Recipe = name
+    if groups > 1:
+        first, second, *taps = net.weights[name].shape
+        weight = Recipe.of(ungrouped, (weight,), (first, second * groups, *taps), dtype, groups=groups)
+    if g.is_transposed:
+        weight = Recipe.of(taps_in_order, (weight,), (g.N, g.C, len(order)), dtype, order=order)
+    spread = Recipe.of(spread_taps, (weight,), shape, dtype, channels=channels)
+    recipes = {"weight": multiplied_weight(spread, shape, lowering.precision)}
+    if lowering.has_bias:
+        recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (g.N,))
+    return recipes
+
+
+def _all_channels(g: Geometry) -> Geometry:
+    """The same without groups: zeros stand for channels that are not in one's group."""
+    return replace(g, C=g.C * g.groups, N=g.N * g.groups, groups=1)
+
+
+@recipe_op
+def ungrouped(weight: Array, groups: int) -> Array:
+    """(N, C / groups, taps...), of a transposed one (C, N / groups, taps...), with all channels."""
+    each, second = len(weight) // groups, weight.shape[1]
+    made = np.zeros((len(weight), second * groups, *weight.shape[2:]), weight.dtype)
+    for i in range(groups):
+        made[i * each : (i + 1) * each, i * second : (i + 1) * second] = weight[i * each : (i + 1) * each]
+    return made
+
+
+@recipe_op
+def taps_in_order(weight: Array, order: tuple[int, ...]) -> Array:
+    """(C, N, taps...) of a transposed convolution as (N, C, taps)."""
+    return np.ascontiguousarray(weight.reshape(*weight.shape[:2], -1)[..., list(order)].swapaxes(0, 1))
+
+
+@recipe_op
+def spread_taps(weight: Array, channels: int) -> Array:
+    """(N, C, taps...) as (N, taps * channels), zeros behind each tap's C channels."""
+    N, C = weight.shape[:2]
+    turned = np.moveaxis(weight.reshape(N, C, -1), 1, 2)
+    spread = np.zeros((N, turned.shape[1], channels), weight.dtype)
+    spread[..., :C] = turned
+    return spread.reshape(N, -1)
+
+
+_SAME = Geometry(False, 64, 64, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))
+_FEW = replace(_SAME, C=16, N=16)
+_TWICE = Geometry(True, 256, 256, 1, (32, 32), (64, 64), (4, 4), (2, 2), (1, 1), (1, 1))
+
+
+def _instance(
+    name: str, precision: str, dtype: str, B: int = 1024, parts: int = 1, geometry: Geometry = _SAME
+) -> Instance:
+    def launch(device: Device) -> KernelLaunch:
+        lowering = ConvWgmmaLowering(geometry, precision, (dtype, dtype), None, True, device.units, 1, parts)
+        return lowering.launch(B, Input(0), Input(0), Int64(0), Int64(0), Int64(0))
+
+    return Instance(name, launch)
+
+
+INSTANCES = (
+    _instance("64 channels fp16", "fp16", "float16"),
+    _instance("16 channels fp16", "fp16", "float16", geometry=_FEW),
+    _instance("32 channels bf16", "bf16", "bfloat16", geometry=replace(_FEW, C=32, N=128)),
+    _instance("few rows of 32 channels fp16, in parts", "fp16", "float16", 1, 2, replace(_FEW, C=32)),
+    _instance("many rows of 32 channels fp16, in parts", "fp16", "float16", parts=2, geometry=replace(_FEW, C=32)),
+    _instance("64 channels bf16, in float32", "bf16", "float32"),
+    _instance("64 channels fp32", "fp32", "float32"),
+    _instance("64 channels tf32", "tf32", "float32"),
+    _instance("transposed, 256 channels fp16", "fp16", "float16", geometry=_TWICE),
+    _instance("transposed, 256 channels fp32", "fp32", "float32", geometry=_TWICE),
+    _instance("transposed, 256 channels fp16, in parts", "fp16", "float16", parts=2, geometry=_TWICE),
+    _instance("few rows fp16, in parts", "fp16", "float16", 1, 2),
+    _instance("few rows fp32, in parts", "fp32", "float32", 1, 2),
+    _instance("many rows fp16, in parts", "fp16", "float16", parts=2),
+    _instance("many rows fp32, in parts", "fp32", "float32", parts=2),
+)

@@ -1,0 +1,210 @@
+"""How conv_wgmma runs many images in 16 bits: the host side of conv/sm90_images.cu."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.program import (
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Memory,
+    Program,
+    Struct,
+    TensorMap,
+    UInt32,
+)
+from onchip.kernels.cuda.conv.direct import Geometry, Pair
+from onchip.kernels.cuda.conv.last_layer.cells import NO_TAP, CellAxis, cell_axis
+from onchip.kernels.cuda.gemm.sm90 import ALIGN_BYTES, LINE, TEAM
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.network.layers import Elementwise
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = ("sm_90a",)
+IMAGES, UNIT, UNITS, TEAMS, DEPTH, OUT_IMAGES = 128, 64, 4, 2, 64, 64  # as the .cu file has them
+MOST_STEPS, NO_TAP_THERE = 100, 0xFFFF
+STAGE_BYTES, OUT_BYTES = (IMAGES + UNITS * UNIT) * LINE, OUT_IMAGES * LINE
+# Cycles of a multiprocessor: products of a unit and a slice at the rate that large ones reach, the end of a tile; and
+# bytes that L2 gives it in a cycle.
+UNIT_CYCLES, TILE_CYCLES, L2_BYTES = 256 / 0.75, 1500, 34
+
+
+@dataclass(frozen=True)
+class ImageConv:
+    """A convolution of many images whose tiles have the same places of each."""
+
+    geometry: Geometry  # without groups
+    precision: str
+    activation: Elementwise | None
+    blocks: int  # slices of k, of each tap
+    channels: int  # of the weight, of each tap
+    tap_order: tuple[int, ...]  # of the weight
+    times: Pair  # the places of a cell, or of x's pixels under it
+    adds: bool = False  # a residual
+
+    @property
+    def axes(self) -> tuple[CellAxis, CellAxis]:
+        return cell_axis(self.geometry, 0, self.times[0]), cell_axis(self.geometry, 1, self.times[1])
+
+    @property
+    def places(self) -> int:
+        """Of a cell."""
+        return math.prod(axis.cell for axis in self.axes)
+
+    @property
+    def tile_n(self) -> int:
+        """Channels of a tile."""
+        return UNIT * (UNITS // self.places)
+
+    @property
+    def tiles_n(self) -> int:
+        return math.ceil(self.geometry.N / self.tile_n)
+
+    @cached_property
+    def units(self) -> list[tuple[int, int, int]]:
+        """Place in the cell and first channel of each. The first team has the two that get their last tap last."""
+        down, right = self.axes
+        found = [(h, w, n) for h in range(down.cell) for w in range(right.cell) for n in range(0, self.tile_n, UNIT)]
+        return sorted(found, key=lambda unit: (_last(down.table[unit[0]]), _last(right.table[unit[1]])), reverse=True)
+
+    @cached_property
+    def steps(self) -> list[tuple[int, int, list[int]]]:
+        """The pixels under a cell, line by line: how far down and right of its first, and the tap for each unit."""
+        down, right = self.axes
+        place_of = {tap: place for place, tap in enumerate(self.tap_order)}
+        found = []
+        for i in range(down.taps):
+            for j in range(right.taps):
+                pairs = [(down.table[h][i], right.table[w][j]) for h, w, _ in self.units]
+                taps = [
+                    NO_TAP_THERE if NO_TAP in pair else place_of[pair[0] * self.geometry.taps[1] + pair[1]]
+                    for pair in pairs
+                ]
+                if min(taps) < NO_TAP_THERE:
+                    found.append((down.first + i * down.apart, right.first + j * right.apart, taps))
+        return found
+
+    def _inside(self) -> list[tuple[int, int]]:
+        """For each step: in how many of an image's cells its pixel is there, and how many units it reaches."""
+        down, right = self.axes
+        return [
+            (_count(down, h) * _count(right, w), sum(tap != NO_TAP_THERE for tap in taps)) for h, w, taps in self.steps
+        ]
+
+    @property
+    def row_flop(self) -> int:
+        """Of an image, without those of pixels that are not there."""
+        return 2 * self.geometry.C * self.geometry.N * math.prod(map(_terms, self.axes))
+
+    def cycles(self, B: int, units: int) -> float:
+        """Of a multiprocessor, for so many images."""
+        inside = self._inside()
+        products = sum(cells * reached for cells, reached in inside) * self.blocks * UNIT_CYCLES
+        moved = sum(cells * (IMAGES + reached * UNIT) * LINE for cells, reached in inside) * self.blocks
+        cells = math.prod(axis.cells for axis in self.axes)
+        moved += self.adds * cells * IMAGES * UNITS * LINE
+        group = max(products, moved / L2_BYTES) + cells * TILE_CYCLES  # all cells of IMAGES images
+        return group / cells * math.ceil(self.tiles(B) / units)
+
+    def tiles(self, B: int) -> int:
+        return math.ceil(B / IMAGES) * math.prod(axis.cells for axis in self.axes) * self.tiles_n
+
+    def _packed(self) -> bytes:
+        g, (down, right) = self.geometry, self.axes
+        made = struct.pack(
+            "<15I", self.blocks, self.channels, self.tiles_n, self.tile_n, down.cells, right.cells,
+            down.cell, right.cell, down.step, right.step, *g.sides_in, *g.sides_out, len(self.steps),
+        )  # fmt: skip
+        made += b"".join(struct.pack("<2HI", *unit) for unit in self.units)
+        made += b"".join(struct.pack("<2h4H", h, w, *taps) for h, w, taps in self.steps)
+        return made.ljust(15 * 4 + UNITS * 8 + MOST_STEPS * 12, b"\0")
+
+    @property
+    def stages(self) -> int:
+        return 3 if self.adds else 4
+
+    @property
+    def outlets(self) -> int:
+        """Boxes that leave, of all teams: two of each, or all that a residual comes to."""
+        return UNITS * IMAGES // OUT_IMAGES if self.adds else 2 * TEAMS
+
+    def launch(
+        self, B: int, units: int, x: Memory, w: Memory, bias: Argument, other: Memory | None, y: Memory
+    ) -> KernelLaunch:
+        """conv_images(x, w, y, other, bias, N, box_images, tiles, cells, activation)"""
+        g, dtype = self.geometry, PRECISIONS[self.precision].dtype
+        (H, W), (HO, WO) = g.sides_in, g.sides_out
+        tiles, box_images = self.tiles(B), min(B, IMAGES)
+        arguments = (
+            TensorMap(x, dtype, (g.C, W, H, B), (DEPTH, 1, 1, box_images), LINE),
+            TensorMap(w, dtype, (len(self.tap_order) * self.channels, g.N), (DEPTH, UNIT), LINE),
+            *(TensorMap(at, dtype, (g.N, WO, HO, B), (UNIT, 1, 1, OUT_IMAGES), LINE) for at in (y, other or y)),
+            bias, UInt32(g.N), UInt32(box_images), UInt32(tiles), Struct((), self._packed()),
+            *map(UInt32, activation_words(self.activation)),
+        )  # fmt: skip
+        config = LaunchConfig(
+            (min(tiles, units), 1, 1), (TEAM * (TEAMS + 1), 1, 1),
+            self.stages * STAGE_BYTES + self.outlets * OUT_BYTES + ALIGN_BYTES, overlaps=True,
+        )  # fmt: skip
+        kind = f"{PRECISIONS[self.precision].name}, {self.stages}, {str(self.adds).lower()}"
+        program = Program(SOURCE, f"conv_images<{kind}>")
+        return KernelLaunch(program, config, arguments, Budget(168))
+
+
+def _last(table: tuple[int, ...]) -> int:
+    """The last pixel of a cell's window that a place reaches."""
+    return max(i for i, tap in enumerate(table) if tap != NO_TAP)
+
+
+def _count(axis: CellAxis, offset: int) -> int:
+    """Cells along an axis whose pixel at this offset is there."""
+    return sum(0 <= cell * axis.step + offset < axis.side_in for cell in range(axis.cells))
+
+
+def _terms(axis: CellAxis) -> int:
+    """Of all sums along an axis."""
+    return sum(
+        tap != NO_TAP and 0 <= place // axis.cell * axis.step + axis.first + i * axis.apart < axis.side_in
+        for place in range(axis.side_out)
+        for i, tap in enumerate(axis.table[place % axis.cell])
+    )
+
+
+def image_conv(
+    geometry: Geometry, precision: str, activation: Elementwise | None, blocks: int, channels: int,
+    tap_order: tuple[int, ...], adds: bool,
+) -> ImageConv | None:  # fmt: skip
+    """With the cells that should take least time; None where there are none."""
+    found = []
+    for times in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)):
+        conv = ImageConv(geometry, precision, activation, blocks, channels, tap_order, times, adds)
+        if UNITS % conv.places == 0 and 0 < len(conv.steps) <= MOST_STEPS:
+            found.append(conv)
+    return min(found, key=lambda conv: conv.cycles(1 << 16, 132), default=None)
+
+
+def _instance(name: str, precision: str, B: int, adds: bool = False) -> Instance:
+    g = Geometry(True, 128, 64, 1, (16, 16), (32, 32), (5, 5), (2, 2), (1, 1), (1, 1))
+    conv = ImageConv(g, precision, None, 2, 128, tuple(range(25)), (1, 1), adds)
+    other = Input(1) if adds else None
+    return Instance(name, lambda device: conv.launch(B, device.units, Input(0), Input(0), Int64(0), other, Input(0)))
+
+
+INSTANCES = (
+    _instance("twice as large fp16", "fp16", 5248),
+    _instance("twice as large bf16", "bf16", 5248),
+    _instance("few images fp16", "fp16", 100),
+    _instance("few images bf16", "bf16", 100),
+    _instance("a residual fp16", "fp16", 5248, adds=True),
+    _instance("a residual bf16", "bf16", 5248, adds=True),
+)

@@ -1,0 +1,119 @@
+"""How conv_wgmma walks over an image: the host side of `Windows` in conv/sm90.cu."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+from onchip.kernels.cuda.conv.direct import Geometry, Pair
+from onchip.plan.rewrites.phases import PhaseAlong, phase_along
+
+MOST_CORNER, MOST_REACH, MOST_STRIDE = 127, 255, 8  # as the accelerator counts
+MOST_PHASES = 8  # of an axis, as the .cu file has it
+
+
+@dataclass(frozen=True)
+class Windows:
+    """One walk over the pixels of x, for every phase of y. Pairs are of (H, W)."""
+
+    geometry: Geometry
+
+    @property
+    def spread(self) -> Pair:
+        """The stride of a transposed convolution. Over one pixel any will do that keeps all taps apart."""
+        g = self.geometry
+        if not g.is_transposed:
+            return (1, 1)
+        first, second = (
+            taps if side == 1 and taps <= MOST_PHASES else stride
+            for taps, side, stride in zip(g.taps, g.sides_in, g.stride, strict=True)
+        )
+        return first, second
+
+    @property
+    def phases(self) -> tuple[tuple[PhaseAlong, ...], tuple[PhaseAlong, ...]]:
+        """Along each axis. A convolution that is not transposed has one."""
+        g = self.geometry
+        axes = zip(self.spread, g.before, g.taps, g.sides_out, strict=True)
+        if not g.is_transposed:
+            down, right = (PhaseAlong(0, taps, before, places) for _, before, taps, places in axes)
+            return (down,), (right,)
+        first, second = (tuple(phase_along(p, *axis) for p in range(axis[0])) for axis in axes)
+        return first, second
+
+    @property
+    def count(self) -> int:
+        """Of phases."""
+        return math.prod(map(len, self.phases))
+
+    @property
+    def stride(self) -> Pair:
+        return (1, 1) if self.geometry.is_transposed else self.geometry.stride
+
+    @property
+    def places(self) -> Pair:
+        """Of the phase that has most."""
+        down, right = (max(phase.places for phase in axis) for axis in self.phases)
+        return down, right
+
+    @property
+    def before(self) -> Pair:
+        """Where the walk begins: no window begins further before x."""
+        down, right = (max(0, *(phase.before for phase in axis)) for axis in self.phases)
+        return down, right
+
+    @property
+    def behind(self) -> Pair:
+        """How far past the end of x the walk comes."""
+        sides = zip(self.places, self.stride, self.before, self.geometry.sides_in, strict=True)
+        down, right = ((places - 1) * stride - before - (side - 1) for places, stride, before, side in sides)
+        return down, right
+
+    def why_not(self) -> str:
+        g = self.geometry
+        if g.is_transposed and max(g.dilation) > 1:
+            return "no transposed convolutions with dilation"
+        if max(self.spread) > MOST_PHASES or not min(phase.taps for axis in self.phases for phase in axis):
+            return f"up to {MOST_PHASES} phases a side, each with a tap"
+        far = max(
+            before - phase.before + (phase.taps - 1) * dilation
+            for axis, before, dilation in zip(self.phases, self.before, g.dilation, strict=True)
+            for phase in axis
+        )
+        corner = max(*self.before, *map(abs, self.behind))
+        if max(self.stride) > MOST_STRIDE or corner > MOST_CORNER or far > MOST_REACH:
+            return f"strides up to {MOST_STRIDE}, pads up to {MOST_CORNER}, windows that reach up to {MOST_REACH}"
+        return ""
+
+    def taps(self) -> list[int]:
+        """How many each phase has."""
+        down, right = self.phases
+        return [h.taps * w.taps for h in down for w in right]
+
+    def tap_order(self) -> tuple[int, ...]:
+        """Taps of the weight, counted along its last axes, phase by phase in the order in which pixels come."""
+        down, right = ([self._taps_of(phase, s) for phase in a] for a, s in zip(self.phases, self.spread, strict=True))
+        across = self.geometry.taps[1]
+        return tuple(i * across + j for lines in down for columns in right for i in lines for j in columns)
+
+    def _taps_of(self, phase: PhaseAlong, step: int) -> list[int]:
+        taps = list(range(phase.first, phase.first + phase.taps * step, step))
+        return taps[::-1] if self.geometry.is_transposed else taps
+
+    def packed(self, blocks: int, channels: int) -> bytes:
+        """`blocks`: slices of k, of each tap. `channels`: of the weight, of each tap."""
+        g, (down, right) = self.geometry, self.phases
+        taps_w = sum(phase.taps for phase in right)
+        head = (blocks, channels, taps_w, math.prod(self.places), self.places[1], *g.sides_out, len(down), len(right))
+        frame = (*self.stride, *self.before, *g.dilation)
+        axes = b"".join(_packed(axis, before) for axis, before in zip(self.phases, self.before, strict=True))
+        return struct.pack("<9I6i", *head, *frame) + axes
+
+
+def _packed(axis: tuple[PhaseAlong, ...], before: int) -> bytes:
+    taps_before, made = 0, b""
+    for phase in axis:
+        made += struct.pack("<4I", phase.taps, taps_before, before - phase.before, phase.places)
+        taps_before += phase.taps
+    return made.ljust(MOST_PHASES * 16, b"\0")

@@ -1,0 +1,312 @@
+// mlp/fused.cu: a whole MLP forward in one launch, in true fp32, for layers whose weights fit on no chip too.
+//
+// Idea    One block a multiprocessor. It stages the weights in shared memory once; then each warp, by itself,
+//         walks over tiles of ROWS rows: x comes in, goes from layer to layer in the warp's own corner of
+//         shared memory, y goes out. Only x and y touch global memory. A warp never waits for another, so one
+//         loads while the others multiply. Layers that do not fit (is_resident = false) are read through L1.
+// Order   An output is one accumulator: 0, then fma over k = 0, 1, .. D_in-1, then + bias; with more than PART terms
+//         a sum of such sums, first to last. A softmax goes over its row in the order of the columns. So a row's
+//         bits depend neither on B nor on its place in the batch (nor on ROWS, WARPS or on which layers are resident).
+// Floor   A row moves (D_in + D_out)*4 B and costs 2*params flop. 72-64-64-4, B = 2^21, H200: 638 MB / 4.8 TB/s
+//         = 133 us; 37.6 Gflop / 66.9 Tflop/s = 562 us. Compute-bound, four to one: the fma pipe is the score.
+//         Layer by layer, a launch for each Linear and each ReLU, a row moves 2 352 B instead of 304.
+// Layout  x (B, D_in), y (B, D_out) row-major, 16 B aligned, each float32, float16 or bfloat16. weights: for each
+//         layer W^T (D_in, padded) and then, if it has one, its bias (padded), back to back; columns past D_out are
+//         zeros.
+// Shared  (resident weights + WARPS * ROWS * (stride of buffer 0 + stride of buffer 1)) * 4 B
+//         = (8 960 + 12 * 32 * 76) * 4 = 152 576 B for 72-64-64-4 with ROWS = 32, WARPS = 12.
+// Limits  Any widths and depth that fit; any B (the last tile is masked); ROWS in {8, 16, 32}; sm_80 up.
+
+#include "common/activation.cuh"
+#include "common/dtype.cuh"
+#include "common/softmax.cuh"
+
+// One Linear with what follows it: W (D_out, D_in), maybe a bias, an activation.
+template <int D_in_, int D_out_, class Act_, bool has_bias_, bool is_resident_>
+struct Dense {
+    static_assert(D_in_ > 0 && D_out_ > 0, "a layer has at least one input and one output");
+    static constexpr int D_in = D_in_, D_out = D_out_;
+    static constexpr bool has_bias = has_bias_, is_resident = is_resident_;
+    using Act = Act_;
+};
+
+constexpr int PART = 128;   // terms of a sum: the errors of a longer one grow past those of a product in blocks
+
+// A warp computes a layer in chunks of columns: of 64 while at least 49 are left (less would waste a quarter of
+// the work), then one or two narrower ones.
+__device__ constexpr int full_chunks(int D_out) { return (D_out + 15) / 64; }
+__device__ constexpr int rest_of(int D_out) {
+    return D_out > 64 * full_chunks(D_out) ? D_out - 64 * full_chunks(D_out) : 0;
+}
+__device__ constexpr int chunk_of(int left, int rows) {
+    // Not narrower than 128 / rows: each of the 32 lanes needs a row of four columns.
+    int chunk = 32;
+    while (chunk > 128 / rows && left <= chunk / 2) chunk /= 2;
+    return left > 0 ? chunk : 0;
+}
+__device__ constexpr int padded(int D_out, int rows) {
+    const int rest = rest_of(D_out), first = chunk_of(rest, rows);
+    return 64 * full_chunks(D_out) + first + chunk_of(rest - first, rows);
+}
+__device__ constexpr bool is_one_chunk(int D_out, int rows) {
+    return full_chunks(D_out) == 0 ? rest_of(D_out) <= chunk_of(rest_of(D_out), rows) : D_out <= 64;
+}
+
+// Where everything lies: all of it known when planning. kernels/cuda/mlp_fused.py does the same sums.
+template <int ROWS, class... Layers>
+struct Layout {
+    static constexpr int L = sizeof...(Layers);
+    static_assert(L > 0, "an MLP has at least one layer");
+    static_assert(ROWS == 8 || ROWS == 16 || ROWS == 32, "ROWS in {8, 16, 32}");
+
+    // A layer of one chunk writes over its own input: all of it is read by then. Else the buffers take turns.
+    static __device__ constexpr int buffer(int l) {
+        const bool one_chunk[L] = {is_one_chunk(Layers::D_out, ROWS)...};
+        int at = 0;
+        for (int i = 0; i < l; ++i) at = one_chunk[i] ? at : 1 - at;
+        return at;
+    }
+    static __device__ constexpr int stride(int which) {
+        const int D_in[L] = {Layers::D_in...}, out[L] = {padded(Layers::D_out, ROWS)...};
+        int widest = which == 0 ? D_in[0] : 0;
+        for (int i = 0; i < L; ++i)
+            if (buffer(i + 1) == which && out[i] > widest) widest = out[i];
+        // An odd number of float4: rows next to each other then start in other banks, 8 of them in 32.
+        return widest == 0 ? 0 : ((widest + 3) / 4 | 1) * 4;
+    }
+    // Floats of the layers before layer l: all of them, or only the resident ones.
+    static __device__ constexpr int offset(int l, bool only_resident) {
+        const int size[L] = {(Layers::D_in + (Layers::has_bias ? 1 : 0)) * padded(Layers::D_out, ROWS)...};
+        const bool resident[L] = {Layers::is_resident...};
+        int floats = 0;
+        for (int i = 0; i < l; ++i) floats += resident[i] || !only_resident ? size[i] : 0;
+        return floats;
+    }
+    static constexpr int weight_floats = offset(L, false), resident_floats = offset(L, true);
+    static constexpr int warp_floats = ROWS * (stride(0) + stride(1));
+};
+
+// One chunk of columns of one layer. A lane keeps TM rows x TN columns in registers: with 8 x 8 it reads
+// 16 float4 for 256 fma.
+//
+// in       (ROWS, IN) shared, the first D_in columns       out  (ROWS, OUT) shared, written from `column` on
+// weights  (D_in [+ 1 with bias], N), shared or global
+template <class Layer, int ROWS, int CHUNK, int N, int IN, int OUT, bool in_place>
+__device__ __forceinline__ void run_chunk(const float* in, const float* weights, float* out, int column, int lane) {
+    constexpr int K = Layer::D_in;
+    constexpr int LANES_N = CHUNK < 32 ? CHUNK / 4 : 8, LANES_M = 32 / LANES_N;
+    constexpr int TM = ROWS / LANES_M, TN = CHUNK / LANES_N;
+    static_assert(TM * LANES_M == ROWS && TN % 4 == 0, "lanes cover the tile");
+
+    // Columns of a lane come in fours, 4*LANES_N apart, and rows LANES_M apart: what the lanes of a warp read
+    // at once is then one run of columns, or neighbouring rows: no bank twice.
+    const int n = 4 * (lane % LANES_N), m = lane / LANES_N;
+    const float* a = in + m * IN;
+    const float* w = weights + column + n;
+    float acc[TM][TN] = {};
+
+    auto multiply = [&](const float (&x)[TM], const float* row) {
+#pragma unroll
+        for (int j = 0; j < TN; j += 4) {
+            const float* p = row + j * LANES_N;
+            const float4 v = Layer::is_resident ? load4(p) : __ldg(reinterpret_cast<const float4*>(p));
+#pragma unroll
+            for (int i = 0; i < TM; ++i) {
+                acc[i][j + 0] = fmaf(x[i], v.x, acc[i][j + 0]);
+                acc[i][j + 1] = fmaf(x[i], v.y, acc[i][j + 1]);
+                acc[i][j + 2] = fmaf(x[i], v.z, acc[i][j + 2]);
+                acc[i][j + 3] = fmaf(x[i], v.w, acc[i][j + 3]);
+            }
+        }
+    };
+    auto sum_up = [&](int from, int until) {
+        // Small tiles have registers to spare: more loads in flight for weights that come from L2.
+#pragma unroll (TM * TN >= 32 ? 2 : 4)
+        for (int k = from; k + 4 <= until; k += 4) {
+            float x0[TM], x1[TM], x2[TM], x3[TM];
+#pragma unroll
+            for (int i = 0; i < TM; ++i) {
+                const float4 v = load4(a + i * LANES_M * IN + k);
+                x0[i] = v.x, x1[i] = v.y, x2[i] = v.z, x3[i] = v.w;
+            }
+            multiply(x0, w + (k + 0) * N);
+            multiply(x1, w + (k + 1) * N);
+            multiply(x2, w + (k + 2) * N);
+            multiply(x3, w + (k + 3) * N);
+        }
+    };
+    if constexpr (K <= PART) {
+        sum_up(0, K);
+    } else {
+        float whole[TM][TN] = {};
+#pragma unroll 1
+        for (int from = 0; from < K / PART * PART; from += PART) {
+            sum_up(from, from + PART);
+#pragma unroll
+            for (int i = 0; i < TM; ++i)
+#pragma unroll
+                for (int j = 0; j < TN; ++j) whole[i][j] += acc[i][j], acc[i][j] = 0.0f;
+        }
+        sum_up(K / PART * PART, K);
+#pragma unroll
+        for (int i = 0; i < TM; ++i)
+#pragma unroll
+            for (int j = 0; j < TN; ++j) acc[i][j] += whole[i][j];
+    }
+#pragma unroll
+    for (int k = K / 4 * 4; k < K; ++k) {
+        float x[TM];
+#pragma unroll
+        for (int i = 0; i < TM; ++i) x[i] = a[i * LANES_M * IN + k];
+        multiply(x, w + k * N);
+    }
+
+    if (in_place) __syncwarp();  // every lane has read its input: it may be written over
+#pragma unroll
+    for (int j = 0; j < TN; j += 4) {
+        float4 bias = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (Layer::has_bias) bias = load4(w + K * N + j * LANES_N);
+#pragma unroll
+        for (int i = 0; i < TM; ++i) {
+            float4 v = {acc[i][j], acc[i][j + 1], acc[i][j + 2], acc[i][j + 3]};
+            if (Layer::has_bias) v.x += bias.x, v.y += bias.y, v.z += bias.z, v.w += bias.w;
+            using Act = typename Layer::Act;
+            v = {Act::apply(v.x), Act::apply(v.y), Act::apply(v.z), Act::apply(v.w)};
+            store4(out + (m + i * LANES_M) * OUT + column + n + j * LANES_N, v);
+        }
+    }
+}
+
+template <class Layer, int ROWS, int IN, int OUT, bool in_place>
+__device__ __forceinline__ void run_layer(const float* in, const float* weights, float* out, int lane) {
+    constexpr int N = padded(Layer::D_out, ROWS), FULL = 64 * full_chunks(Layer::D_out);
+    constexpr int FIRST = chunk_of(rest_of(Layer::D_out), ROWS), SECOND = N - FULL - FIRST;
+#pragma unroll 1
+    for (int column = 0; column < FULL; column += 64)
+        run_chunk<Layer, ROWS, 64, N, IN, OUT, in_place>(in, weights, out, column, lane);
+    if constexpr (FIRST > 0) run_chunk<Layer, ROWS, FIRST, N, IN, OUT, in_place>(in, weights, out, FULL, lane);
+    if constexpr (SECOND > 0)
+        run_chunk<Layer, ROWS, SECOND, N, IN, OUT, in_place>(in, weights, out, FULL + FIRST, lane);
+    __syncwarp();
+}
+
+// Layers l, l+1, ..: `tile` holds the warp's two buffers; layer 0 finds x in the first.
+template <class Where, int ROWS, int l, class Layer, class... Rest>
+__device__ __forceinline__ void run_layers(const float* weights, const float* resident, float* tile, int lane) {
+    constexpr int from = Where::buffer(l), to = Where::buffer(l + 1);
+    constexpr int second = ROWS * Where::stride(0);
+    const float* at = Layer::is_resident ? resident + Where::offset(l, true) : weights + Where::offset(l, false);
+    run_layer<Layer, ROWS, Where::stride(from), Where::stride(to), from == to>(
+        tile + from * second, at, tile + to * second, lane);
+    if constexpr (sizeof...(Rest) > 0) run_layers<Where, ROWS, l + 1, Rest...>(weights, resident, tile, lane);
+}
+
+template <class Where, int ROWS, int l, class Layer, class... Rest>
+__device__ __forceinline__ void stage_weights(const float* weights, float* resident, int thread, int threads) {
+    if constexpr (Layer::is_resident) {
+        const float* from = weights + Where::offset(l, false);
+        float* to = resident + Where::offset(l, true);
+        constexpr int floats = Where::offset(l + 1, true) - Where::offset(l, true);
+#pragma unroll 4
+        for (int i = 4 * thread; i < floats; i += 4 * threads) store4(to + i, load4(from + i));
+    }
+    if constexpr (sizeof...(Rest) > 0) stage_weights<Where, ROWS, l + 1, Rest...>(weights, resident, thread, threads);
+}
+
+// x (rows, D) global -> tile (ROWS, STRIDE) shared; rows past the end become zeros.
+template <int ROWS, int D, int STRIDE, class In>
+__device__ __forceinline__ void load_rows(const In* x, float* tile, int rows, int lane) {
+    if constexpr (D % 4 == 0) {
+#pragma unroll 6
+        for (int i = lane; i < ROWS * (D / 4); i += 32) {
+            const int row = i / (D / 4), column = 4 * (i % (D / 4));
+            store4(tile + row * STRIDE + column, row < rows ? load4(x + 4 * i) : float4{0.0f, 0.0f, 0.0f, 0.0f});
+        }
+    } else {
+#pragma unroll 6
+        for (int i = lane; i < ROWS * D; i += 32) tile[i / D * STRIDE + i % D] = i / D < rows ? to_float(x[i]) : 0.0f;
+    }
+}
+
+// tile (ROWS, STRIDE) shared -> y (rows, D) global.
+template <int D, int STRIDE, class Out>
+__device__ __forceinline__ void store_rows(const float* tile, Out* y, int rows, int lane) {
+    if constexpr (D % 4 == 0) {
+        for (int i = lane; i < rows * (D / 4); i += 32)
+            store4(y + 4 * i, load4(tile + i / (D / 4) * STRIDE + 4 * (i % (D / 4))));
+    } else {
+        for (int i = lane; i < rows * D; i += 32) store1(y + i, tile[i / D * STRIDE + i % D]);
+    }
+}
+
+// A lane has a row, columns first to last.
+template <int D>
+struct LaneRow {
+    float* row;
+
+    __device__ __forceinline__ float max() const {
+        float most = row[0];
+        for (int c = 1; c < D; ++c) most = fmaxf(most, row[c]);
+        return most;
+    }
+    template <class Function>
+    __device__ __forceinline__ float sum(Function f) const {
+        float sum = 0.0f;
+        for (int c = 0; c < D; ++c) sum += f(row[c]);
+        return sum;
+    }
+    template <class Function>
+    __device__ __forceinline__ void each(Function f) const {
+        for (int c = 0; c < D; ++c) row[c] = f(row[c]);
+    }
+};
+
+template <class Layer, class... Rest>
+__device__ constexpr int last_width() {
+    if constexpr (sizeof...(Rest) > 0)
+        return last_width<Rest...>();
+    else
+        return Layer::D_out;
+}
+template <class Layer, class... Rest>
+__device__ constexpr int first_width() {
+    return Layer::D_in;
+}
+
+// WEIGHT_FLOATS and SHARED_BYTES are the host's sums: where the two sides differ, nothing compiles.
+template <class In, class Out, int ROWS, int WARPS, int WEIGHT_FLOATS, int SHARED_BYTES, class Normaliser,
+          class... Layers>
+__global__ void __launch_bounds__(32 * WARPS, 1)
+mlp_fused(const In* __restrict__ x, const float* __restrict__ weights, Out* __restrict__ y, long long B) {
+    using Where = Layout<ROWS, Layers...>;
+    static_assert(Where::weight_floats == WEIGHT_FLOATS, "the host packed other weights");
+    static_assert((Where::resident_floats + WARPS * Where::warp_floats) * 4 == SHARED_BYTES,
+                  "the host counted other shared memory of a block");
+    constexpr int D_in = first_width<Layers...>(), D_out = last_width<Layers...>();
+    constexpr int last = Where::buffer(Where::L), STRIDE_out = Where::stride(last);
+
+    extern __shared__ float4 shared[];
+    float* resident = reinterpret_cast<float*>(shared);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float* tile = resident + Where::resident_floats + warp * Where::warp_floats;
+    float* result = tile + last * ROWS * Where::stride(0);
+
+    stage_weights<Where, ROWS, 0, Layers...>(weights, resident, threadIdx.x, 32 * WARPS);
+    __syncthreads();
+
+    // Neighbouring tiles go to different blocks: a small batch spreads over the whole chip.
+    const int tiles = static_cast<int>((B + ROWS - 1) / ROWS);
+    for (int t = blockIdx.x + gridDim.x * warp; t < tiles; t += gridDim.x * WARPS) {
+        const long long row = static_cast<long long>(t) * ROWS;
+        const int rows = B - row < ROWS ? static_cast<int>(B - row) : ROWS;
+        load_rows<ROWS, D_in, Where::stride(0)>(x + row * D_in, tile, rows, lane);
+        __syncwarp();
+        run_layers<Where, ROWS, 0, Layers...>(weights, resident, tile, lane);
+        if constexpr (!is_same<Normaliser, NoNormaliser>) {
+            if (lane < ROWS) Normaliser::apply(LaneRow<D_out>{result + lane * STRIDE_out});
+            __syncwarp();
+        }
+        store_rows<D_out, STRIDE_out>(result, y + row * D_out, rows, lane);
+        __syncwarp();
+    }
+}

@@ -1,0 +1,316 @@
+"""Host side of mlp/fused.cu: pure Python: it plans for a chip that is not here.
+
+The sums (chunks, strides, shared bytes) are those of `Layout` in the .cu file; the kernel is compiled with the
+host's results as template arguments and does not compile where the two sides differ.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onchip.errors import PlanError
+from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
+from onchip.kernels.cuda.common.activation import cpp_name
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+    Weight,
+)
+from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.build import mlp
+from onchip.network.graph import Network
+from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+
+ROWS = (32, 16, 8)  # rows of a warp's tile, best first: more rows, more use of each weight that is read
+# Not 16 warps: 128 registers a thread are too few for tiles of 8 x 8 (sm_90a spills).
+MOST_WARPS = 12
+PART = 128  # terms of a sum; longer ones are sums of sums, which take registers from the tiles
+_MANY = 1 << 20  # rows that fill every chip: what is checked without one
+FEWEST_WARPS = 4  # one for each scheduler of a multiprocessor; fewer only where nothing else fits
+# Of a scheduler's rate that one warp reaches: what it reads, it waits for. As measured with a row of 784-512-256-10.
+ALONE = 0.43
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a block of mlp_fused is cut."""
+
+    rows: int  # of the batch, a warp at a time
+    warps: int  # a block
+    resident: tuple[bool, ...]  # for each layer: in shared memory, or read through L1 from L2
+
+
+@dataclass(frozen=True)
+class MlpLowering:
+    """A claimed chain as one launch."""
+
+    chain: Chain
+    dtypes: tuple[str, str]  # of x and y
+    tiling: Tiling
+    units: int  # multiprocessors: one block each
+
+    @property
+    def program(self) -> Program:
+        return Program(SOURCE, name_expression(self.chain, self.dtypes, self.tiling))
+
+    @property
+    def budget(self) -> Budget:
+        """A block has a multiprocessor's 65,536 registers for itself; they come in eights, at most 255 a thread."""
+        return Budget(registers=min(255, 65536 // (32 * self.tiling.warps) // 8 * 8))
+
+    def count(self, B: int) -> int:
+        return B * self.chain.vectors
+
+    def launch_config(self, B: int) -> LaunchConfig:
+        return launch_config(self.chain, self.tiling, self.count(B), self.units)
+
+    def at(self, B: int) -> Steps:
+        arguments = (Input(0), Weight("weights"), Output(0), Int64(self.count(B)))
+        return Steps((KernelLaunch(self.program, self.launch_config(B), arguments, self.budget),))
+
+
+class MlpFused:
+    name = "mlp_fused"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """In fp32 the longest part of the chain that fits; in another precision a layer too large for mlp_tensor."""
+        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=mlp_tensor.MOST_LAYERS)
+        if chain is None:
+            return
+        told, is_fp32 = "", job.precision == "fp32"
+        part = chain.first(max(1, fitting_layers(chain, device.fast_bytes)) if is_fp32 else 1)
+        why_not = mlp_tensor.why_not(net, part, device, job)
+        if why_not and len(part.layers) > 1:  # perhaps because of a later layer
+            part = chain.first(1)
+            why_not = mlp_tensor.why_not(net, part, device, job)
+        if not is_fp32 and not why_not:
+            tried = mlp_tensor.make_lowering(net, part, device, job)
+            if not isinstance(tried, str):
+                return
+            told = f"; in fp32: for {job.precision} it {tried}"
+        tiling = None if why_not else choose_tiling(part, device.fast_bytes)
+        if tiling is None:
+            yield Refusal(self.name, net.nodes[start].name, why_not or _does_not_fit(part, device))
+        else:
+            yield _claim(net, part, device, tiling, job.batch, told)
+
+
+def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, B: int, told: str) -> Claim:
+    used, price = shared_bytes(chain, tiling), forward_price(net, chain)
+    count = max(1, B * chain.vectors)
+    tiles = -(-count // tiling.rows)  # a warp multiplies all rows of one, those that are not there as well
+    busy = min(tiling.warps, tiles / device.units) / FEWEST_WARPS  # warps of a scheduler
+    rate = min(1.0, ALONE * busy) * count / (tiles * tiling.rows)
+    return Claim(
+        kernel=MlpFused.name,
+        label=f"{MlpFused.name}<{chain.label}>",
+        nodes=chain.nodes,
+        price=Price(
+            price.row_flop,
+            price.row_bytes,
+            price.fixed_bytes,
+            precision="fp32",
+            rate=rate,
+            least_us=device.unit_read_us(price.fixed_bytes),
+        ),
+        why=_why(chain, tiling, used, device) + told,
+        recipes={"weights": pack_recipe(chain, tiling)},
+        fast_bytes=used,
+        order=f"k in order, parts of {PART}" + ("; softmax in order" if chain.normaliser else ""),
+        facts=MlpLowering(chain, end_dtypes(net, chain), tiling, device.units),
+    )
+
+
+# -- the sums of Layout in mlp/fused.cu ----------------------------------------------------------------------
+
+
+@functools.cache
+def chunks(D_out: int, rows: int) -> tuple[int, ...]:
+    """The chunks of columns in which a warp computes a layer: of 64 while at least 49 are left, then narrower."""
+    full = (D_out + 15) // 64
+    widths, left = [64] * full, D_out - 64 * full
+    while left > 0:
+        chunk = 32
+        while chunk > 128 // rows and left <= chunk // 2:
+            chunk //= 2
+        widths.append(chunk)
+        left -= chunk
+    return tuple(widths)
+
+
+def strides(chain: Chain, rows: int) -> tuple[int, int]:
+    """Floats a row in each of a warp's two activation buffers; the second is 0 where it is never used."""
+    widest, at = [chain.layers[0].D_in, 0], 0
+    for layer in chain.layers:
+        columns = chunks(layer.D_out, rows)
+        if len(columns) > 1:  # it cannot write over its own input: the buffers take turns
+            at = 1 - at
+        widest[at] = max(widest[at], sum(columns))
+    first, second = (((width + 3) // 4 | 1) * 4 if width else 0 for width in widest)
+    return first, second
+
+
+def layer_floats(layer: Dense, rows: int) -> int:
+    """Floats of one layer's weights as the kernel wants them: W^T (D_in, padded), then the bias (padded)."""
+    return (layer.D_in + (layer.bias is not None)) * sum(chunks(layer.D_out, rows))
+
+
+def warp_bytes(chain: Chain, rows: int) -> int:
+    """Shared memory for the activations of one warp."""
+    return 4 * rows * sum(strides(chain, rows))
+
+
+def shared_bytes(chain: Chain, tiling: Tiling) -> int:
+    """Dynamic shared memory a block: the resident weights and every warp's activations."""
+    staged = sum(layer_floats(a, tiling.rows) for a, here in zip(chain.layers, tiling.resident, strict=True) if here)
+    return 4 * staged + tiling.warps * warp_bytes(chain, tiling.rows)
+
+
+def fitting_layers(chain: Chain, limit_bytes: int) -> int:
+    """How many layers, from the first on, find room: more of them take no less shared memory."""
+    counts = range(1, len(chain.layers) + 1)
+    if warp_bytes(chain, ROWS[-1]) <= limit_bytes:
+        return len(counts)
+    return bisect.bisect(counts, limit_bytes, key=lambda count: warp_bytes(chain.first(count), ROWS[-1]))
+
+
+def choose_tiling(chain: Chain, limit_bytes: int) -> Tiling | None:
+    """The tiling for `limit_bytes` of shared memory a block; None where not one warp fits.
+
+    First choice: every weight resident and at least four warps. Second: weights through L1, and those resident
+    that still find room, largest first. Taller tiles come before more warps.
+    """
+    heights = ROWS if max(layer.D_in for layer in chain.layers) <= PART else ROWS[1:]
+    for rows in heights:
+        staged = 4 * sum(layer_floats(layer, rows) for layer in chain.layers)
+        warps = min(MOST_WARPS, (limit_bytes - staged) // warp_bytes(chain, rows))
+        if warps >= FEWEST_WARPS:
+            return Tiling(rows, warps, (True,) * len(chain.layers))
+    for rows in heights:
+        each = warp_bytes(chain, rows)
+        warps = min(MOST_WARPS, limit_bytes // each)
+        if warps >= FEWEST_WARPS or (rows == ROWS[-1] and warps > 0):
+            return Tiling(rows, warps, _resident(chain, rows, limit_bytes - warps * each))
+    return None
+
+
+def _resident(chain: Chain, rows: int, room_bytes: int) -> tuple[bool, ...]:
+    sizes = [4 * layer_floats(layer, rows) for layer in chain.layers]
+    resident = [False] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        if sizes[i] <= room_bytes:
+            resident[i] = True
+            room_bytes -= sizes[i]
+    return tuple(resident)
+
+
+# -- what the runtime gets -----------------------------------------------------------------------------------
+
+
+def name_expression(chain: Chain, dtypes: tuple[str, str], tiling: Tiling) -> str:
+    """The kernel with all its template arguments, as NVRTC is asked for it."""
+    layers = (
+        f"Dense<{a.D_in}, {a.D_out}, {cpp_name(a.activation)}, {_cpp(a.bias is not None)}, {_cpp(here)}>"
+        for a, here in zip(chain.layers, tiling.resident, strict=True)
+    )
+    floats = sum(layer_floats(layer, tiling.rows) for layer in chain.layers)
+    numbers = ", ".join(NUMBERS[dtype] for dtype in dtypes)
+    head = f"{tiling.rows}, {tiling.warps}, {floats}, {shared_bytes(chain, tiling)}"
+    return f"mlp_fused<{numbers}, {head}, {chain.normaliser or 'NoNormaliser'}, {', '.join(layers)}>"
+
+
+def launch_config(chain: Chain, tiling: Tiling, rows: int, units: int) -> LaunchConfig:
+    """One block a multiprocessor, fewer where there are fewer tiles than multiprocessors."""
+    tiles = -(-rows // tiling.rows)
+    return LaunchConfig((min(units, tiles), 1, 1), (32 * tiling.warps, 1, 1), shared_bytes(chain, tiling))
+
+
+def pack_recipe(chain: Chain, tiling: Tiling) -> Recipe:
+    """All weights in one flat array, in the order the layers run; columns past D_out are zeros."""
+    sources = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
+    total = sum(layer_floats(layer, tiling.rows) for layer in chain.layers)
+    has_bias = tuple(layer.bias is not None for layer in chain.layers)
+    return Recipe.of(pack_columns, sources, (total,), size=total, rows=tiling.rows, has_bias=has_bias)
+
+
+@recipe_op
+def pack_columns(*weights: Array, size: int, rows: int, has_bias: tuple[bool, ...]) -> Array:
+    """W (D_out, D_in) and, where a layer has one, b (D_out,) of every layer -> (D_in, columns), then b."""
+    packed, at, given = np.zeros(size, np.float32), 0, iter(weights)
+    for with_bias in has_bias:
+        weight = next(given)
+        D_out, D_in = weight.shape
+        columns = sum(chunks(D_out, rows))
+        block = packed[at : at + (D_in + with_bias) * columns].reshape(-1, columns)
+        block[:D_in, :D_out] = weight.T
+        if with_bias:
+            block[D_in, :D_out] = next(given)
+        at += block.size
+    return packed
+
+
+# -- reasons -------------------------------------------------------------------------------------------------
+
+
+def _does_not_fit(chain: Chain, device: Device) -> str:
+    need = warp_bytes(chain, ROWS[-1])
+    return (
+        f"does not fit: {ROWS[-1]} rows of activations take {need:,} B, "
+        f"a block has {device.fast_bytes:,} B of shared memory ({device.arch})"
+    )
+
+
+def _why(chain: Chain, tiling: Tiling, used_bytes: int, device: Device) -> str:
+    why = f"fits: {used_bytes / 1024:.0f} of {device.fast_bytes / 1024:.0f} KiB"
+    streamed = tiling.resident.count(False)
+    if streamed:
+        why += f", weights of {streamed} of {len(chain.layers)} layers stay in L2"
+    return why
+
+
+def _cpp(flag: bool) -> str:
+    return "true" if flag else "false"
+
+
+def _instance(name: str, *widths: int, output: str | None = None) -> Instance:
+    def launch(device: Device) -> KernelLaunch:
+        chain = find_chain(mlp(*widths, output=output), 0, ACTIVATIONS)
+        assert chain is not None
+        tiling = choose_tiling(chain, device.fast_bytes)
+        if tiling is None:
+            raise PlanError(f"{MlpFused.name} does not take {name} on {device.arch}", got=_does_not_fit(chain, device))
+        return MlpLowering(chain, ("float32", "float32"), tiling, device.units).at(_MANY).launches[0]
+
+    return Instance(name, launch)
+
+
+INSTANCES = (
+    _instance("decode", 72, 64, 64, 4),
+    _instance("digits", 784, 320, 160, 10, output="LogSoftmax"),
+    _instance("long sums", 3000, 100, 10),
+    _instance("odd widths", 7, 13, 5, 3, output="Softmax"),
+)

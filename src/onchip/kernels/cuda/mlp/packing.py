@@ -1,0 +1,191 @@
+"""Weights for mlp/tensor_core.cu: which number lies where in shared memory, so that each lane finds its own.
+
+The order of k in the first layer is that in which lanes read x, in the others that in which they hold the sums of
+the layer before; the order of the last layer's columns is that in which they write y.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.kernels.chain import Chain, Dense
+from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.network.types import DTYPE_BYTES, numpy_dtype
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a network is computed in, as the kernel's template knows it."""
+
+    name: str
+    dtype: str  # of the weights in shared memory
+    per_word: int  # numbers in 32 bits of a fragment
+    parts: int = 1  # the matrices that stand for one
+
+    @property
+    def step(self) -> int:
+        """Columns of k that meet in one instruction."""
+        return 8 * self.per_word
+
+
+PRECISIONS = {
+    "fp32": Precision("Fp32", "float32", 1, parts=2),
+    "tf32": Precision("Tf32", "float32", 1),
+    "bf16": Precision("Bf16", "bfloat16", 2),
+    "fp16": Precision("Fp16", "float16", 2),
+}
+
+
+# Tensor cores cut a sum off where float32 ends, which makes it smaller by half a unit in the last place on average, and
+# the next layer adds up what all its inputs lack. Weights of fp32 are larger by just that share: the low parts have
+# room for it. A rounded addition after every step would be as exact, and takes several times as long.
+_UNBIASED = 1 + 2.0**-24
+
+
+# -- how much there is ---------------------------------------------------------------------------------------
+
+
+def weight_bytes(chain: Chain, precision: Precision) -> int:
+    return sum(
+        layer_bytes(layer, K, precision) for layer, K in zip(chain.layers, depths(chain, precision), strict=True)
+    )
+
+
+def fitting_layers(chain: Chain, precision: Precision, limit_bytes: int) -> int:
+    """How many layers, from the first on, take no more than so many bytes."""
+    sizes = map(layer_bytes, chain.layers, depths(chain, precision), itertools.repeat(precision))
+    return sum(total <= limit_bytes for total in itertools.accumulate(sizes))
+
+
+def layer_bytes(layer: Dense, K: int, precision: Precision) -> int:
+    """Of one layer in shared memory: W in tiles, then the bias in fp32."""
+    N = round_up(layer.D_out, 8)
+    return N * (precision.parts * K * 4 // precision.per_word + (4 if layer.bias is not None else 0))
+
+
+def depths(chain: Chain, precision: Precision) -> list[int]:
+    """For each layer how many columns of k it multiplies, those that only fill a step included."""
+    first = first_steps(chain.layers[0].D_in, precision) * precision.step
+    return [first, *(round_up(round_up(layer.D_in, 8), precision.step) for layer in chain.layers[1:])]
+
+
+def first_steps(D_in: int, precision: Precision) -> int:
+    """Steps of the first layer: each of four lanes holds a quarter of a row, in whole steps."""
+    return round_up(round_up(D_in, 4) // 4, 2 * precision.per_word) // (2 * precision.per_word)
+
+
+def round_up(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
+
+
+# -- weights as the lanes want them --------------------------------------------------------------------------
+
+
+def pack_recipe(chain: Chain, precision: Precision, x_dtype: str) -> Recipe:
+    """All layers in the order they run: the bytes of a block's shared memory."""
+    sources = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
+    return Recipe.of(
+        pack_fragments, sources, (weight_bytes(chain, precision),), "uint8", precision=precision.name,
+        x_bytes=DTYPE_BYTES[x_dtype], has_bias=tuple(layer.bias is not None for layer in chain.layers),
+    )  # fmt: skip
+
+
+@recipe_op
+def pack_fragments(*weights: Array, precision: str, x_bytes: int, has_bias: tuple[bool, ...]) -> Array:
+    """W (D_out, D_in) and, where a layer has one, b (D_out,) of every layer."""
+    P = next(each for each in PRECISIONS.values() if each.name == precision)
+    given, packed = iter(weights), list[bytes]()
+    for i, with_bias in enumerate(has_bias):
+        weight = next(given)
+        D_out, D_in = weight.shape
+        columns = input_columns(D_in, x_bytes, P) if i == 0 else hidden_columns(round_up(D_in, 8), P)
+        N = round_up(D_out, 8)
+        order = output_order(N) if i == len(has_bias) - 1 else np.arange(N)
+        packed += [part.tobytes() for part in pack_matrix(weight, columns, order, P)]
+        if with_bias:
+            bias = np.zeros(N, np.float32)
+            bias[:D_out] = next(given)
+            packed.append(bias[order].tobytes())
+    return np.frombuffer(b"".join(packed), np.uint8)
+
+
+def pack_matrix(weight: Array, columns: Array, order: Array, precision: Precision) -> list[Array]:
+    """The parts of W (D_out, D_in), each as tiles of 8 rows x 16 B of k, all tiles of the same 16 B together.
+
+    columns, order  which column of W each k is, which row of W each row
+    """
+    D_out, D_in = weight.shape
+    padded = np.zeros((round_up(D_out, 8), D_in + 1), np.float32)  # the last column stands for no column
+    padded[:D_out, :D_in] = weight
+    in_order = padded[order][:, np.minimum(columns, D_in)]
+    if precision.per_word == 2:
+        parts = [narrowed(in_order, precision.dtype)]
+    else:
+        high = round_tf32(in_order)
+        parts = [high]
+        if precision.parts == 2:
+            parts.append(round_tf32((in_order.astype(np.float64) * _UNBIASED - high).astype(np.float32)))
+    return [part.reshape(len(padded), -1, 4 * precision.per_word).swapaxes(0, 1) for part in parts]
+
+
+def narrowed(weight: Array, dtype: str) -> Array:
+    """In 16 bits; InputError where a number is too large for them."""
+    with np.errstate(over="ignore"):
+        narrow: Array = weight.astype(numpy_dtype(dtype))
+    if not np.array_equal(np.isfinite(narrow), np.isfinite(weight)):
+        got = f"{np.abs(weight[np.isfinite(weight)]).max():.4g}"
+        raise InputError(f"a weight is too large for {dtype}", got=got, hint="precision 'bf16', 'tf32' or 'fp32'")
+    return narrow
+
+
+def input_columns(D: int, item_bytes: int, precision: Precision) -> Array:
+    """Which column of x each k of the first layer is, and D where it is none: the groups of the .cu file."""
+    elements = np.full((4, 2 * precision.per_word * first_steps(D, precision)), D)  # of each lane
+    start = 0
+    while start < D:
+        V = 16 // item_bytes
+        while V > 1 and (D % V or D - start < 4 * V):
+            V //= 2
+        group = start + np.arange(4)[:, None] * V + np.arange(V)
+        elements[:, start // 4 : start // 4 + V] = np.minimum(group, D)
+        start += 4 * V
+    k = np.empty(elements.size, int)
+    k[_lane_slots(elements.shape[1], precision)] = elements
+    return k
+
+
+def _lane_slots(count: int, precision: Precision) -> Array:
+    """(4, count): the k at which element e of lane q is multiplied."""
+    lane, e = np.arange(4)[:, None], np.arange(count)
+    word, part = e // precision.per_word, e % precision.per_word  # two words a step
+    slots: Array = word * (precision.step // 2) + lane * precision.per_word + part
+    return slots
+
+
+def hidden_columns(N: int, precision: Precision) -> Array:
+    """Which output of the layer before each k is, in the order in which the lanes hold them; N or more is none."""
+    K = round_up(N, precision.step)
+    if precision.per_word == 2:
+        return np.arange(K)
+    return np.arange(K).reshape(-1, 4, 2).swapaxes(1, 2).reshape(-1)  # of 8 columns: 0 2 4 6 1 3 5 7
+
+
+def output_order(N: int) -> Array:
+    """Which of N outputs each column of the last layer is, so that a lane's lie next to each other in y."""
+    order, start = np.empty(N, int), 0
+    while start < N:
+        blocks = next(blocks for blocks in (4, 2, 1) if 8 * blocks <= N - start)
+        block, lane, i = np.ix_(np.arange(blocks), np.arange(4), np.arange(2))
+        order[start : start + 8 * blocks] = (start + 2 * blocks * lane + 2 * block + i).reshape(-1)
+        start += 8 * blocks
+    return order
+
+
+def round_tf32(values: Array) -> Array:
+    """To 10 bits behind the point, halves away from zero: what cvt.rna.tf32 does. NaNs and infinities stay."""
+    rounded = ((values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(values), rounded, values)

@@ -1,0 +1,201 @@
+"""Host side of mlp/pair.cu: two layers too large for a multiprocessor, in one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
+from onchip.kernels.cuda.common.activation import activation_words, cpp_name
+from onchip.kernels.cuda.common.program import (
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Memory,
+    Output,
+    Program,
+    Steps,
+    TensorMap,
+    UInt32,
+    Weight,
+)
+from onchip.kernels.cuda.gemm.sm90 import ALIGN_BYTES, BOX_ROWS, multiplied_weight
+from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.network.graph import Network
+from onchip.network.layers import Elementwise
+from onchip.network.recipe import Recipe, as_is
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = ("sm_90a",)
+TEAM, TEAMS, ROWS, LINE = 128, 2, 64, 128  # as the .cu file has them
+HEIGHT = TEAMS * ROWS  # of a block's rows
+STAGE_BYTES, MOST_STAGES = 4 * ROWS * LINE, 6
+SHARED_BYTES = 225 << 10  # for rows and stages: signals take the rest of what a block may have
+COLUMNS = 64, 128, 256  # of y: those that a team has sums of
+# Of a block before its first chunk and behind its last, and of a chunk of both teams, by slices of k and by columns:
+# together as measured with 256-1024-256 over 64 to 65,536 rows; how they share it is an estimate.
+LATENCY_US, SLICE_US, COLUMN_US = 2.5, 0.35, 0.004
+
+
+@dataclass(frozen=True)
+class Pair:
+    """y (M, N) = g(f(x (M, K) u^T + a) w^T + b), u (H, K), w (N, H)."""
+
+    M: int
+    K: int
+    H: int
+    N: int
+    precision: str  # of PRECISIONS: fp16 or bf16
+    made: str  # dtype of y; x is what is multiplied
+    activations: tuple[Elementwise | None, Elementwise | None] = (None, None)
+
+    @property
+    def dtype(self) -> str:
+        return PRECISIONS[self.precision].dtype
+
+    @property
+    def columns(self) -> int:
+        return next((columns for columns in COLUMNS if columns >= self.N), 0)
+
+    @property
+    def chunks(self) -> int:
+        return math.ceil(self.H / ROWS)
+
+    @property
+    def x_bytes(self) -> int:
+        """Of a block's rows in shared memory."""
+        return math.ceil(self.K * DTYPE_BYTES[self.dtype] / LINE) * HEIGHT * LINE
+
+    @property
+    def stages(self) -> int:
+        return min(MOST_STAGES, (SHARED_BYTES - ALIGN_BYTES - self.x_bytes) // STAGE_BYTES)
+
+    def why_not(self) -> str:
+        if DTYPE_BYTES[self.dtype] != 2:
+            return f"multiplies float16 and bfloat16, not {self.dtype}"
+        if not self.columns:
+            return f"has sums of up to {COLUMNS[-1]} columns, not {self.N}"
+        for what, count in (("x", self.K), ("hidden numbers", self.H)):
+            if not count or count * DTYPE_BYTES[self.dtype] % BOX_ROWS:
+                return f"moves rows of multiples of {BOX_ROWS} B, and {count} of {what} are none"
+        pieces = math.ceil(self.x_bytes / (HEIGHT * LINE) / 4)  # stages of u that a chunk takes
+        if self.stages < pieces + 2:
+            return f"does not fit: {HEIGHT} rows of {self.K} and weights on their way in {SHARED_BYTES:,} B"
+        return ""
+
+    def least_us(self, units: int) -> float:
+        rounds, slices = math.ceil(math.ceil(self.M / HEIGHT) / units), self.x_bytes // (HEIGHT * LINE)
+        return rounds * (LATENCY_US + self.chunks * (slices * SLICE_US + self.columns * COLUMN_US))
+
+    def launch(self, x: Memory, u: Memory, w: Memory, a: Argument, b: Argument, y: Argument) -> KernelLaunch:
+        """a, b  the biases, of float32; or Int64(0): none"""
+        depth = LINE // DTYPE_BYTES[self.dtype]
+        box_rows = min(self.M, HEIGHT)
+        arguments = (
+            TensorMap(x, self.dtype, (self.K, self.M), (depth, box_rows), LINE),
+            TensorMap(u, self.dtype, (self.K, self.H), (depth, ROWS), LINE),
+            TensorMap(w, self.dtype, (self.H, self.N), (depth, self.columns), LINE),
+            a, b, y, Int64(self.M), *map(UInt32, (self.K, self.H, self.N, box_rows)),
+            *map(UInt32, activation_words(self.activations[1])),
+        )  # fmt: skip
+        config = LaunchConfig(
+            (math.ceil(self.M / HEIGHT), 1, 1), (TEAM * (TEAMS + 1), 1, 1),
+            ALIGN_BYTES + self.x_bytes + self.stages * STAGE_BYTES, overlaps=True,
+        )  # fmt: skip
+        head = f"{PRECISIONS[self.precision].name}, {NUMBERS[self.made]}, {self.columns}, {self.stages}"
+        program = Program(SOURCE, f"mlp_pair<{head}, {cpp_name(self.activations[0])}>")
+        return KernelLaunch(program, config, arguments, Budget(65536 // (TEAM * (TEAMS + 1)) // 8 * 8))
+
+
+# -- as layers of a network ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PairLowering:
+    """Two Linears and their activations as one launch."""
+
+    pair: Pair  # of one row of the batch
+    has_bias: tuple[bool, bool]
+
+    def at(self, B: int) -> Steps:
+        pair = replace(self.pair, M=B * self.pair.M)
+        if not pair.M:
+            return Steps(())
+        a, b = (Weight(name) if there else Int64(0) for name, there in zip("ab", self.has_bias, strict=True))
+        return Steps((pair.launch(Input(0), Weight("u"), Weight("w"), a, b, Output(0)),))
+
+
+class MlpPair:
+    name = "mlp_pair"
+    device_kind = "cuda"
+    precisions = ("bf16", "fp16")
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """Two Linears, with their activations, of rows in 16 bits, where mlp_tensor has no room for them."""
+        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=2)
+        if chain is None or len(chain.layers) < 2 or chain.normaliser or device.arch not in ARCHITECTURES:
+            return
+        x_dtype, y_dtype = end_dtypes(net, chain)
+        if mlp_tensor.why_not(net, chain, device, job) or x_dtype != PRECISIONS[job.precision].dtype:
+            return
+        if not isinstance(mlp_tensor.make_lowering(net, chain, device, job), str):
+            return
+        first, second = chain.layers
+        activations = first.activation, second.activation
+        pair = Pair(chain.vectors, first.D_in, first.D_out, second.D_out, job.precision, y_dtype, activations)
+        if why := pair.why_not():
+            yield Refusal(self.name, net.nodes[start].name, why)
+        else:
+            yield _claim(net, chain, pair, device, job)
+
+
+def _claim(net: Network, chain: Chain, pair: Pair, device: Device, job: Job) -> Claim:
+    first, second = chain.layers
+    recipes = {
+        "u": multiplied_weight(first.weight, (pair.H, pair.K), job.precision),
+        "w": multiplied_weight(second.weight, (pair.N, pair.H), job.precision),
+    }
+    for name, layer in zip("ab", chain.layers, strict=True):
+        if layer.bias is not None:
+            recipes[name] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
+    price = forward_price(net, chain)
+    return Claim(
+        kernel=MlpPair.name,
+        label=f"{MlpPair.name}<{chain.label}>",
+        nodes=chain.nodes,
+        price=Price(
+            price.row_flop,
+            price.row_bytes,
+            sum(made.nbytes for made in recipes.values()),
+            least_us=replace(pair, M=job.batch * pair.M).least_us(device.units),
+        ),
+        why="what lies between two layers stays on the chip",
+        recipes=recipes,
+        fast_bytes=pair.x_bytes + pair.stages * STAGE_BYTES,
+        order="k in steps of 16 by wgmma, then hidden numbers so",
+        facts=PairLowering(pair, (first.bias is not None, second.bias is not None)),
+    )
+
+
+def _instance(name: str, K: int, H: int, N: int, precision: str, made: str) -> Instance:
+    pair, nothing = Pair(4096, K, H, N, precision, made), Input(0)
+    return Instance(name, lambda device: pair.launch(nothing, nothing, nothing, Int64(0), Int64(0), Int64(0)))
+
+
+INSTANCES = (
+    _instance("256-1024-256 fp16", 256, 1024, 256, "fp16", "float16"),
+    _instance("384-512-256 bf16", 384, 512, 256, "bf16", "bfloat16"),
+    _instance("narrow bf16 to float32", 72, 2048, 64, "bf16", "float32"),
+)

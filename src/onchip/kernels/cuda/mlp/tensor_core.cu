@@ -1,0 +1,347 @@
+// mlp/tensor_core.cu: a whole MLP forward in one launch, on the tensor cores.
+//
+// Idea    One block a multiprocessor stages all weights in shared memory once and walks over tiles of rows. A warp
+//         holds 16 rows (or 32) in registers from the first layer to the last: the sums of a layer are, lane by lane,
+//         the operand of the next. Rows come in through a ring in shared memory, STAGES tiles ahead, each warp its
+//         own, so nobody waits for anybody but the four warps that share a wgmma. Only x and y touch global memory.
+// Floor   A row moves D_in + D_out numbers and costs 2*params flop, padded to steps of k and 8 columns. 72-64-64-4,
+//         B = 2^21, fp16, H200: 319 MB / 4.8 TB/s = 66 us; 40.8 Gflop / 989 Tflop/s = 41 us. Memory-bound.
+//         With rows in fp32: 133 us. In fp32 (three products of tf32): 114 Gflop / 494.5 Tflop/s = 230 us.
+//         Layer by layer, a launch for each Linear and each ReLU, a row moves 1 176 B in fp16 instead of 152.
+// Order   A layer's columns of k go in steps of STEP, first to last, inside the tensor cores; a softmax goes over a
+//         lane's columns and joins four lanes. None of it depends on B or on a row's place in the batch.
+// fp32    v = high + low, both tf32: low * W_high + high * W_low + high * W_high for four steps at a time; these sums
+//         are added in float32, rounded, as the tensor cores themselves cut off; W_low makes up for that on average
+//         (mlp/packing.py), so a sum that float32 holds exactly may end one unit beside it. An infinity becomes a NaN.
+// Layout  x (B, D_in), y (B, D_out) row-major, 16 B aligned, each float32, float16 or bfloat16, whatever P is.
+//         weights: for each layer W in tiles of 8 columns x 16 B of k (mma/tensor_core.cuh), then its bias in float32;
+//         k of the first layer in the order in which lanes read x, columns of the last in the order they write y.
+// Shared  WEIGHT_BYTES + warps * STAGES * 16 MT * D_in * size of In = 19 456 + 16 * 2 * 16 * 144 = 93 184 B
+//         for 72-64-64-4 in fp16 with 16 warps.
+// Limits  Weights that fit into shared memory, fragments that fit into registers (the host counts both); any B, any
+//         widths, any rows: longer than MOST_STEPS steps of k they are read from global memory as they are needed.
+//         wgmma on sm_90a, mma.sync elsewhere, sm_80 up.
+#include "common/activation.cuh"
+#include "common/dtype.cuh"
+#include "mlp/rows_in.cuh"
+#include "mlp/rows_out.cuh"
+#include "mma/tensor_core.cuh"
+
+// One Linear with what follows it: W (D_out, D_in), maybe a bias, an activation.
+template <int D_in_, int D_out_, class Act_, bool has_bias_>
+struct Dense {
+    static_assert(D_in_ > 0 && D_out_ > 0, "a layer has at least one input and one output");
+    static constexpr int D_in = D_in_, D_out = D_out_, N = round_up(D_out_, 8);
+    static constexpr bool has_bias = has_bias_;
+    using Act = Act_;
+};
+
+// -- layers ---------------------------------------------------------------------------------------------------
+
+template <class P>
+__device__ constexpr int steps_of(int K) { return round_up(K, P::STEP) / P::STEP; }
+
+// Bytes of a layer in shared memory: W in tiles (of fp32 the high parts, then the low ones), then the bias.
+template <class P, class Layer>
+__device__ constexpr int matrix_bytes(int KS) { return 32 * KS * Layer::N; }
+template <class P, class Layer>
+__device__ constexpr int bias_at(int KS) { return (is_same<P, Fp32> ? 2 : 1) * matrix_bytes<P, Layer>(KS); }
+template <class P, class Layer>
+__device__ constexpr int layer_bytes(int KS) { return bias_at<P, Layer>(KS) + (Layer::has_bias ? 4 * Layer::N : 0); }
+
+// Nobody reads these zeros, and they cost nothing. But sums that nothing ever set may share a name in PTX, and ptxas
+// 13.0 then takes what was made of the ones for what will be made of the others.
+template <int MT, int NT>
+__device__ __forceinline__ void clear(float (&c)[MT][NT][4]) {
+#pragma unroll
+    for (int i = 0; i < MT; ++i)
+#pragma unroll
+        for (int j = 0; j < NT; ++j) c[i][j][0] = c[i][j][1] = c[i][j][2] = c[i][j][3] = 0.0f;
+}
+
+// c += a * W, columns of W from `weights` on. `low` is how far behind W its low parts lie.
+template <class P, class By, int N, int MT, int NT, int KS>
+__device__ __forceinline__ void add_product(float (&c)[MT][NT][4], const u32 (&a)[MT][KS][4], u32 weights, int low,
+                                            bool sums) {
+    if constexpr (is_same<P, Fp32>) {
+        constexpr int HERE = KS < 4 ? KS : 4;  // steps at a time: each takes 8 registers for its two parts
+        u32 high[MT][HERE][4], rest[MT][HERE][4];
+#pragma unroll
+        for (int i = 0; i < MT; ++i)
+#pragma unroll
+            for (int k = 0; k < HERE; ++k)
+#pragma unroll
+                for (int n = 0; n < 4; ++n) {
+                    const float v = __uint_as_float(a[i][k][n]);
+                    high[i][k][n] = Tf32::word(v);
+                    rest[i][k][n] = Tf32::word(v - __uint_as_float(high[i][k][n]));
+                }
+        float part[MT][NT][4];
+        clear(part);
+        By::begin();
+        By::template add<Tf32, N>(part, rest, weights, false);  // the smallest first
+        By::template add<Tf32, N>(part, high, weights + low, true);
+        By::template add<Tf32, N>(part, high, weights, true);
+        By::end();
+        // Tensor cores cut off what float32 does not hold. Short sums, and these added with rounding, lose less.
+#pragma unroll
+        for (int i = 0; i < MT; ++i)
+#pragma unroll
+            for (int j = 0; j < NT; ++j)
+#pragma unroll
+                for (int n = 0; n < 4; ++n) c[i][j][n] = sums ? c[i][j][n] + part[i][j][n] : part[i][j][n];
+        if constexpr (KS > HERE) {
+            u32 left[MT][KS - HERE][4];
+#pragma unroll
+            for (int i = 0; i < MT; ++i)
+#pragma unroll
+                for (int k = HERE; k < KS; ++k)
+#pragma unroll
+                    for (int n = 0; n < 4; ++n) left[i][k - HERE][n] = a[i][k][n];
+            add_product<P, By, N>(c, left, weights + HERE * 32 * N, low, true);
+        }
+    } else {
+        By::begin();
+        By::template add<P, N>(c, a, weights, sums);
+        By::end();
+    }
+}
+
+// What a layer reads: fragments in registers,
+template <class P, int MT, int KS>
+struct InRegisters {
+    static constexpr int PIECES = 1;
+    u32 a[MT][KS][4];
+
+    template <class By, int N, int NT>
+    __device__ __forceinline__ void multiply(float (&c)[MT][NT][4], u32 weights, int low, bool sums) const {
+        add_product<P, By, N>(c, a, weights, low, sums);
+    }
+};
+constexpr int MOST_STEPS = 16;
+// or rows too long for that, a few steps at a time.
+template <class P, int MT, class In, int D>
+struct InRows {
+    static constexpr int PIECES = is_same<P, Fp32> ? 1 : 2;  // of columns at a time: each time the rows are read anew
+    const In* rows[2 * MT];  // of fragment rows g, g + 8, ..
+    int q;
+
+    // A real loop over blocks of steps that are all there, then what is left: unrolled, the compiler would fetch all of
+    // a row at once, more than there are registers for. The sums are set, so every product adds to them.
+    template <class By, int N, int NT>
+    __device__ __forceinline__ void multiply(float (&c)[MT][NT][4], u32 weights, int low, bool) const {
+        constexpr int BLOCK = MOST_STEPS / 2, COLUMNS = BLOCK * 8 * P::PER_WORD, BLOCKS = D / COLUMNS;
+        constexpr int LEFT = first_steps<P>(D) - BLOCKS * BLOCK;
+#pragma unroll 1
+        for (int block = 0; block < BLOCKS; ++block) {
+            u32 a[MT][BLOCK][4];
+            load<0>(a, block * COLUMNS);
+            add_product<P, By, N>(c, a, weights + block * BLOCK * 32 * N, low, true);
+        }
+        if constexpr (LEFT > 0) {
+            u32 a[MT][LEFT][4];
+            load<BLOCKS * COLUMNS>(a);
+            add_product<P, By, N>(c, a, weights + BLOCKS * BLOCK * 32 * N, low, true);
+        }
+    }
+    // Fragments of the columns from `from` on, if rows begin `skipped` columns later.
+    template <int from, int KS>
+    __device__ __forceinline__ void load(u32 (&a)[MT][KS][4], int skipped = 0) const {
+#pragma unroll
+        for (int i = 0; i < MT; ++i)
+            load_fragment<P, In, D, from>(rows[2 * i] + skipped, rows[2 * i + 1] + skipped, q, a[i]);
+    }
+};
+
+// Columns `column` .. + 8 NT of a layer's sums, bias included: it begins them.
+template <class P, class By, class Layer, int KS, int MT, int NT, class Source>
+__device__ __forceinline__ void make_sums(float (&c)[MT][NT][4], const Source& source, const char* layer, int column,
+                                          int q) {
+    if constexpr (Layer::has_bias) {
+        const float* bias = reinterpret_cast<const float*>(layer + bias_at<P, Layer>(KS)) + column + 2 * q;
+#pragma unroll
+        for (int j = 0; j < NT; ++j) {
+            const float2 b = *reinterpret_cast<const float2*>(bias + 8 * j);
+#pragma unroll
+            for (int i = 0; i < MT; ++i) c[i][j][0] = c[i][j][2] = b.x, c[i][j][1] = c[i][j][3] = b.y;
+        }
+    } else {
+        clear(c);
+    }
+    source.template multiply<By, Layer::N>(c, shared_address(layer) + 16 * column, matrix_bytes<P, Layer>(KS),
+                                           Layer::has_bias);
+}
+
+template <class T, class Act>
+__device__ __forceinline__ u32 pack_activated(float first, float second) {
+    return pack<T>(Act::fast(first), Act::fast(second));
+}
+template <>
+__device__ __forceinline__ u32 pack_activated<f16, ReLU>(float first, float second) {
+    return pack_relu<f16>(first, second);
+}
+template <>
+__device__ __forceinline__ u32 pack_activated<bf16, ReLU>(float first, float second) {
+    return pack_relu<bf16>(first, second);
+}
+
+// What a layer made, in columns 8 * first on, becomes what the next one reads: the same lanes hold it. Columns that
+// only fill the last 8 are cleared: an infinity in a row makes NaNs of them, and NaN * 0 is no zero.
+template <class P, class Layer, int first, int MT, int NT, int KS>
+__device__ __forceinline__ void activate(const float (&c)[MT][NT][4], int q, u32 (&a)[MT][KS][4]) {
+    using Act = typename Layer::Act;
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+        for (int j = 0; j < NT; ++j) {
+            const int column = 8 * (first + j) + 2 * q;
+            const bool has_all = 8 * (first + j + 1) <= Layer::D_out;
+            float v[4];
+#pragma unroll
+            for (int n = 0; n < 4; ++n) v[n] = has_all || column + n % 2 < Layer::D_out ? c[i][j][n] : 0.0f;
+            if constexpr (P::PER_WORD == 1) {
+                u32(&to)[4] = a[i][first + j];
+                to[0] = P::word(Act::apply(v[0])), to[2] = P::word(Act::apply(v[1]));
+                to[1] = P::word(Act::apply(v[2])), to[3] = P::word(Act::apply(v[3]));
+            } else {
+                u32(&to)[4] = a[i][(first + j) / 2];
+                to[2 * ((first + j) % 2)] = pack_activated<typename P::Number, Act>(v[0], v[1]);
+                to[2 * ((first + j) % 2) + 1] = pack_activated<typename P::Number, Act>(v[2], v[3]);
+            }
+        }
+        if constexpr (P::PER_WORD == 2 && first + NT == 2 * KS - 1) a[i][KS - 1][2] = a[i][KS - 1][3] = 0;
+    }
+}
+
+// A layer goes a piece of its columns at a time: only the sums of a piece need registers at once.
+template <class P, class By, class Layer, int KS, int column, int MT, int NEXT, class Source>
+__device__ __forceinline__ void run_columns(const Source& source, const char* layer, int q, u32 (&next)[MT][NEXT][4]) {
+    constexpr int PIECE = By::COLUMNS * Source::PIECES, HERE = Layer::N - column < PIECE ? Layer::N - column : PIECE;
+    float c[MT][HERE / 8][4];
+    make_sums<P, By, Layer, KS>(c, source, layer, column, q);
+    activate<P, Layer, column / 8>(c, q, next);
+    if constexpr (column + HERE < Layer::N)
+        run_columns<P, By, Layer, KS, column + HERE>(source, layer, q, next);
+}
+
+template <class P, class By, int MT, int KS, class Finish, class Source, class Layer, class... Rest>
+__device__ __forceinline__ void run_layers(const Source& source, const char* layer, int q, const Finish& finish) {
+    if constexpr (sizeof...(Rest) > 0) {
+        constexpr int NEXT = steps_of<P>(Layer::N);
+        InRegisters<P, MT, NEXT> next;
+        run_columns<P, By, Layer, KS, 0>(source, layer, q, next.a);
+        run_layers<P, By, MT, NEXT, Finish, InRegisters<P, MT, NEXT>, Rest...>(
+            next, layer + layer_bytes<P, Layer>(KS), q, finish);
+    } else {
+        constexpr int PIECE = By::COLUMNS * Source::PIECES;
+        constexpr int WHOLE = Finish::NEEDS_ROWS ? 0 : (Layer::D_out - 1) / PIECE * PIECE;
+#pragma unroll 1
+        for (int column = 0; column < WHOLE; column += PIECE) {
+            float c[MT][PIECE / 8][4];
+            make_sums<P, By, Layer, KS>(c, source, layer, column, q);
+            finish.template store<PIECE>(c, column);
+        }
+        float c[MT][(Layer::N - WHOLE) / 8][4];
+        make_sums<P, By, Layer, KS>(c, source, layer, WHOLE, q);
+        finish.template store<Layer::D_out - WHOLE>(c, WHOLE);
+    }
+}
+
+// -- the kernel -----------------------------------------------------------------------------------------------
+
+template <class Layer, class... Rest>
+struct Behind {
+    using Last = typename Behind<Rest...>::Last;
+};
+template <class Layer>
+struct Behind<Layer> {
+    using Last = Layer;
+};
+template <class P, class Layer, class... Rest>
+__device__ constexpr int all_bytes(int KS) {
+    if constexpr (sizeof...(Rest) > 0) return layer_bytes<P, Layer>(KS) + all_bytes<P, Rest...>(steps_of<P>(Layer::N));
+    else return layer_bytes<P, Layer>(KS);
+}
+
+template <class P, class By, class In, class Out, int MT, int WARPS, int STAGES, int WEIGHT_BYTES, class Normaliser,
+          class First, class... Rest>
+__global__ void __launch_bounds__(32 * WARPS, 1)
+mlp_tensor(const In* x, const uint4* __restrict__ weights, Out* y, long long B) {
+    // x is not __restrict__: the launch before may still be writing it when this one begins, so it must not come
+    // through a cache for what never changes.
+    using Last = typename Behind<First, Rest...>::Last;
+    constexpr int D_in = First::D_in, D_out = Last::D_out, ROW_BYTES = D_in * static_cast<int>(sizeof(In));
+    constexpr int ROWS = 16 * MT, SLOT = ROWS * ROW_BYTES, KS = first_steps<P>(D_in);
+    static_assert(all_bytes<P, First, Rest...>(KS) == WEIGHT_BYTES, "the host packed other weights");
+
+    extern __shared__ uint4 shared[];
+    const char* resident = reinterpret_cast<const char*>(shared);
+    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    // Through a shuffle the compiler knows that a warp's lanes agree: wgmma bears no branch where they might not.
+    const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
+
+    // Weights never change: they may come in while the launch before is still at work.
+    for (int i = threadIdx.x; i < WEIGHT_BYTES / 16; i += blockDim.x)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(shared_address(shared + i)), "l"(weights + i)
+                     : "memory");
+    close_fetch();
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+
+    // A team takes tiles of By::WARPS * ROWS rows. Neighbouring tiles go to different blocks: a small batch spreads
+    // over the chip. The warps of a team stay together to the end, also past the last row.
+    const int team = warp / By::WARPS, member = warp % By::WARPS, teams = blockDim.x / (32 * By::WARPS);
+    const long long step = static_cast<long long>(gridDim.x) * teams * By::WARPS * ROWS;
+    long long tile = (blockIdx.x + static_cast<long long>(gridDim.x) * team) * By::WARPS * ROWS;
+    const char* ring = resident + WEIGHT_BYTES + warp * STAGES * SLOT;
+#pragma unroll
+    for (int s = 0; s < STAGES; ++s) {
+        fetch_rows<ROWS, In, D_in>(shared_address(ring + s * SLOT), x, tile + member * ROWS + s * step, B, lane);
+        close_fetch();
+    }
+    await_fetch<STAGES>();
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma does not read the way threads write
+#endif
+    __syncthreads();
+
+    int slot = 0;
+    for (; tile < B; tile += step) {
+        const long long row = tile + member * ROWS;
+        const char* at = ring + slot * SLOT;
+        InRows<P, MT, In, D_in> rows{{}, q};
+        if constexpr (STAGES > 0) {
+            await_fetch<STAGES - 1>();
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < 2 * MT; ++i)
+                rows.rows[i] = reinterpret_cast<const In*>(at + (8 * i + row_of<ROW_BYTES>(g)) * ROW_BYTES);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2 * MT; ++i) {
+                const long long wanted = row + 8 * i + row_of<ROW_BYTES>(g);
+                rows.rows[i] = x + (wanted < B ? wanted : B - 1) * D_in;
+            }
+        }
+        const int left = B - row < ROWS ? static_cast<int>(B - row) : ROWS;  // less than 1: none
+        const Store<Last, Normaliser, Out, ROW_BYTES> finish{y + row * D_out, left, g, q};
+        if constexpr (KS <= (STAGES > 0 ? MOST_STEPS : MOST_STEPS / 2)) {
+            InRegisters<P, MT, KS> fragments;
+            rows.template load<0>(fragments.a);
+            if constexpr (STAGES > 0) {
+                __syncwarp();  // every lane has read its rows: the next ones may come
+                fetch_rows<ROWS, In, D_in>(shared_address(at), x, row + STAGES * step, B, lane);
+                close_fetch();
+                slot = slot + 1 == STAGES ? 0 : slot + 1;
+            }
+            run_layers<P, By, MT, KS, decltype(finish), InRegisters<P, MT, KS>, First, Rest...>(
+                fragments, resident, q, finish);
+        } else {
+            static_assert(STAGES == 0, "a row that is staged fits into registers");
+            run_layers<P, By, MT, KS, decltype(finish), InRows<P, MT, In, D_in>, First, Rest...>(
+                rows, resident, q, finish);
+        }
+    }
+}

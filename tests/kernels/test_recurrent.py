@@ -15,9 +15,9 @@ from emulated_engine import claims_of, one_layer, run_claim
 from onchip.errors import ShapeError
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.recurrent import RecurrentAlone
-from onchip.kernels.cuda.recurrent_held import RecurrentHeld
-from onchip.kernels.cuda.recurrent_mma import RecurrentMma
+from onchip.kernels.cuda.recurrent.mma import RecurrentMma
+from onchip.kernels.cuda.recurrent.register_resident import RecurrentHeld
+from onchip.kernels.cuda.recurrent.simt import RecurrentAlone
 from onchip.network.graph import Network, Node
 from onchip.network.layers import GRU, LSTM, RNN, Linear, Recurrent
 from onchip.network.recipe import Recipe
@@ -317,7 +317,7 @@ def test_an_infinite_state_is_nobody_elses(monkeypatch):
 
 def test_tiles_fill_the_chip():
     (claim,) = claims_of(network(LSTM(), 49, 128, "float16"), "recurrent_mma", "fp16")
-    assert claim.facts.tile_bytes == 50_176  # as recurrent_mma.cu says
+    assert claim.facts.tile_bytes == 50_176  # as recurrent/mma.cu says
     made = [claim.facts.at(N).launches[0].config for N in (1, 4096, 1 << 14, 1 << 20)]
     assert [(config.grid[0], config.shared_bytes // 50_176) for config in made] == [
         (1, 1), (128, 2), (256, 4), (16384, 4),

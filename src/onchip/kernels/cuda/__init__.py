@@ -30,9 +30,9 @@ from onchip.kernels.cuda.norm import NormAlone
 from onchip.kernels.cuda.permute import PermuteAlone
 from onchip.kernels.cuda.pointwise import Pointwise
 from onchip.kernels.cuda.pool import PoolAlone
-from onchip.kernels.cuda.recurrent import RecurrentAlone
-from onchip.kernels.cuda.recurrent_held import RecurrentHeld
-from onchip.kernels.cuda.recurrent_mma import RecurrentMma
+from onchip.kernels.cuda.recurrent.mma import RecurrentMma
+from onchip.kernels.cuda.recurrent.register_resident import RecurrentHeld
+from onchip.kernels.cuda.recurrent.simt import RecurrentAlone
 from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.resize import ResizeAlone
 from onchip.kernels.cuda.scan import ScanAlone

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN on a GPU: the host side of recurrent.cu."""
+"""LSTM, GRU and RNN on a GPU: the host side of recurrent/simt.cu."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, CHUNK = 256, 64  # as in recurrent.cu
+THREADS, CHUNK = 256, 64  # as in recurrent/simt.cu
 MOST_ROWS = {4: 8, 8: 4}  # sequences of a thread, by the bytes of a number that it computes with
 OUTPUTS = ("sequence", "last", "cell")
 # Measured on an H200, LSTM of 128 units: few sequences take 16 us a step, most of that to read the recurrence; 4,096
@@ -47,7 +47,7 @@ RATE = 0.57
 class RecurrentShape:
     """What any kernel has to know of a layer."""
 
-    cell: str  # its struct in recurrent.cuh
+    cell: str  # its struct in recurrent/cells.cuh
     dtype: str
     sequences: int  # of a row of the batch
     S: int

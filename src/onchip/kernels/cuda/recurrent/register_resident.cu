@@ -1,4 +1,4 @@
-// recurrent_held.cu: an LSTM, a GRU or an RNN of few sequences, all steps in one launch; the recurrence stays on the chip.
+// recurrent/register_resident.cu: an LSTM, a GRU or an RNN of few sequences, all steps in one launch; the recurrence stays on the chip.
 //
 // Idea    The blocks of a cluster have some units each, and their part of the recurrence in registers from the first step
 //         to the last. SLICES neighbouring lanes share a unit: each multiplies PIECES times four states, of NS sequences,
@@ -9,12 +9,12 @@
 //         a chain of multiplications, three activations, and the way to the other blocks and back, some 0.5 us.
 // Order   A lane's terms, four neighbours of every SLICES times four, in order; then lanes in a tree; then the input's part
 //         is added. Neither NS nor the number of blocks decides anything.
-// Layout  As in recurrent.cu.
+// Layout  As in recurrent/simt.cu.
 // Shared  2 * NS * 4 * SLICES * PIECES floats: 8 KB for 128 units and 8 sequences.
 // Limits  H <= 4 * SLICES * PIECES; `units` of them a block, SLICES lanes each, MOST threads at most; not of a GruBefore;
 //         float32, float16, bfloat16; NS <= SLICES; more than one block from sm_90 on, one from sm_80 on.
 #include "mma/cluster.cuh"
-#include "recurrent.cuh"
+#include "recurrent/cells.cuh"
 
 // Adds up what SLICES lanes have of COUNT sequences' gates: each lane keeps the sums of one, in v[.][0].
 template <int COUNT, int MASK, int G, int NS>

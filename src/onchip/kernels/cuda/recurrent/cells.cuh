@@ -1,4 +1,4 @@
-// recurrent.cuh: the cells of recurrent.cu, recurrent_held.cu and recurrent_mma.cu: what becomes of a unit's gates at a
+// recurrent/cells.cuh: the cells of recurrent/simt.cu, recurrent/register_resident.cu and recurrent/mma.cu: what becomes of a unit's gates at a
 // step.
 #pragma once
 

@@ -1,5 +1,5 @@
 """LSTM, GRU and RNN of many sequences on a GPU's tensor cores, with the product before them: the host side of
-recurrent_mma.cu."""
+recurrent/mma.cu."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from onchip.kernels.cuda.common.program import (
     Weight,
 )
 from onchip.kernels.cuda.mlp.packing import PRECISIONS, Precision, narrowed, round_tf32
-from onchip.kernels.cuda.recurrent import RecurrentShape
-from onchip.kernels.cuda.recurrent_held import MOST_BLOCKS, WITHOUT_CLUSTERS
+from onchip.kernels.cuda.recurrent.register_resident import MOST_BLOCKS, WITHOUT_CLUSTERS
+from onchip.kernels.cuda.recurrent.simt import RecurrentShape
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Linear, Recurrent
 from onchip.network.recipe import Array, Recipe, recipe_op

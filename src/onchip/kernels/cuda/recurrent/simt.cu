@@ -1,4 +1,4 @@
-// recurrent.cu: an LSTM, a GRU or an RNN, all steps of its sequences in one launch.
+// recurrent/simt.cu: an LSTM, a GRU or an RNN, all steps of its sequences in one launch.
 //
 // Idea    A block has some sequences of one direction and walks through their steps; their states stay in shared memory.
 //         A thread makes the gates of a unit for ROWS sequences at once, so that a number of the recurrence that it
@@ -15,7 +15,7 @@
 // Shared  2 H * sequences of the block for the states, and H * sequences for cells or for z.
 // Limits  Sizes are run-time values; float32, float16, bfloat16 in float32, float64; states of one sequence at least must
 //         fit: H up to 19,370 with 227 KB, half of that in float64; sm_80 up.
-#include "recurrent.cuh"
+#include "recurrent/cells.cuh"
 
 constexpr int THREADS = 256, CHUNK = 64;
 

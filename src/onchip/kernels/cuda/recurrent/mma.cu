@@ -1,4 +1,4 @@
-// recurrent_mma.cu: an LSTM, a GRU or an RNN of many sequences on the tensor cores, all steps in one launch, with the
+// recurrent/mma.cu: an LSTM, a GRU or an RNN of many sequences on the tensor cores, all steps in one launch, with the
 // product before it or without.
 //
 // Idea    A block, or a cluster of BLOCKS, has 16 * tiles sequences of one direction and walks through their steps. A warp
@@ -17,7 +17,7 @@
 // Order   A gate's sum begins with what the input gives (of features: the bias, then features, STEP an instruction), then
 //         runs over the units, STEP an instruction; of fp32 in parts of 32 that are added in order. Neither tiles nor
 //         WARPS nor BLOCKS decide anything.
-// Layout  States and y as in recurrent.cu, x too, or (N, S, F). R (D, BLOCKS, WARPS, G, steps of k, lanes): the two words
+// Layout  States and y as in recurrent/simt.cu, x too, or (N, S, F). R (D, BLOCKS, WARPS, G, steps of k, lanes): the two words
 //         of a lane's fragment; so W, of features; bias (D, BLOCKS, G, 8 WARPS), inside (D, BLOCKS * 8 WARPS).
 // Shared  Of 16 sequences: 2 buffers of states, lines of steps * 32 + 16 B, 3 of a GruBefore; what two steps are given,
 //         lines of 8 * (G * WARPS | 1) numbers, or of features as of states; 16 B a lane and float32 that is kept. LSTM,
@@ -28,7 +28,7 @@
 #include "mma/cluster.cuh"
 #include "mma/cp_async.cuh"
 #include "mma/fragments.cuh"
-#include "recurrent.cuh"
+#include "recurrent/cells.cuh"
 
 constexpr int TILE = 16, OCTET = 8;  // sequences and units of an instruction
 

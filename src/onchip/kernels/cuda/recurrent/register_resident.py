@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN of few sequences on a GPU: the host side of recurrent_held.cu."""
+"""LSTM, GRU and RNN of few sequences on a GPU: the host side of recurrent/register_resident.cu."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
 )
 from onchip.kernels.cuda.mlp.packing import PRECISIONS
-from onchip.kernels.cuda.recurrent import RecurrentShape, gate_recipes, moved_bytes
+from onchip.kernels.cuda.recurrent.simt import RecurrentShape, gate_recipes, moved_bytes
 from onchip.network.graph import Network
 from onchip.network.layers import Recurrent
 from onchip.plan.device import Device

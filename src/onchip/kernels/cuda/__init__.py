@@ -1,7 +1,7 @@
 """CUDA's kernels, in the order in which the planner asks them. Nothing here needs a GPU."""
 
 from onchip.kernels.cuda.argument import ArgumentAlone
-from onchip.kernels.cuda.attention import AttentionFused
+from onchip.kernels.cuda.attention.fused import AttentionFused
 from onchip.kernels.cuda.conv.depthwise import DepthwiseAlone
 from onchip.kernels.cuda.conv.direct import ConvAlone
 from onchip.kernels.cuda.conv.first_layer import ConvFirst

@@ -1,4 +1,4 @@
-// attention.cu: y = softmax(scale q k^T + shift) v of short sequences on the tensor cores of every chip, in one launch.
+// attention/fused.cu: y = softmax(scale q k^T + shift) v of short sequences on the tensor cores of every chip, in one launch.
 //
 // Idea    A warp has 16 queries of a head and all keys: their scores stay in its registers, from the first product by way
 //         of the softmax to the second, since what mma.sync makes is what it takes. Operands come to registers straight

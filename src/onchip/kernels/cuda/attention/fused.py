@@ -1,4 +1,4 @@
-"""Attention over short sequences on a GPU: the host side of attention.cu."""
+"""Attention over short sequences on a GPU: the host side of attention/fused.cu."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.cuda.attention_run import Attention, find_attention
+from onchip.kernels.cuda.attention.match import Attention, find_attention
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -85,7 +85,7 @@ class AttentionLowering:
         return Steps((KernelLaunch(program, config, arguments, Budget(registers=255, spill_bytes=384)),))
 
     def _sizes(self, B: int) -> Struct:
-        """`Sizes` of attention.cu."""
+        """`Sizes` of attention/fused.cu."""
         heads, Sq, Sk, *_ = self.sizes
         shift_head = Sq * Sk if self.shifts > 1 else 0
         places = [

@@ -6,7 +6,7 @@ import numpy as np
 
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.pointwise import Pointwise
+from onchip.kernels.cuda.elementwise.pointwise import Pointwise
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (

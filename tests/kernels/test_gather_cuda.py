@@ -12,7 +12,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from fake_cuda import Array
 from onchip.errors import InputError
 from onchip.kernels import reference
-from onchip.kernels.cuda.gather import WORDS, Gather
+from onchip.kernels.cuda.embedding.gather import WORDS, Gather
 from onchip.network.build import sequential
 from onchip.network.graph import Network
 from onchip.network.layers import CumSum, Embedding, GlobalMean, GlobalSum, TokenConv

@@ -13,8 +13,8 @@ from emulated_engine import as_of_many, claims_of, one_layer, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.program import Steps
-from onchip.kernels.cuda.pool import PoolAlone
-from onchip.kernels.cuda.reduce import ReduceAlone
+from onchip.kernels.cuda.pool.pool import PoolAlone
+from onchip.kernels.cuda.reduction.reduce import ReduceAlone
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     AvgPool1d,

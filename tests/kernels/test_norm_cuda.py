@@ -9,7 +9,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, one_layer, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.norm import MOST_HELD, THREADS, NormLowering
+from onchip.kernels.cuda.reduction.norm import MOST_HELD, THREADS, NormLowering
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, GroupNorm, LayerNorm, RMSNorm
 from onchip.network.layers.norm import NormParts

@@ -12,7 +12,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, run_claim
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.fast_divide import parts
-from onchip.kernels.cuda.permute import (
+from onchip.kernels.cuda.layout.permute import (
     MOST_AXES,
     MOST_LINES,
     SLOTS,

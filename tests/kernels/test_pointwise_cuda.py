@@ -10,8 +10,8 @@ from checks import rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels.cuda.common.fast_divide import magic_of
 from onchip.kernels.cuda.common.program import Input
-from onchip.kernels.cuda.pointwise import MOST_NUMBERS, Pointwise, rows_a_launch
-from onchip.kernels.cuda.pointwise_run import MOST_KEPT, MOST_OUTPUTS, MOST_STEPS, What, Where, stretch
+from onchip.kernels.cuda.elementwise.pointwise import MOST_NUMBERS, Pointwise, rows_a_launch
+from onchip.kernels.cuda.elementwise.steps import MOST_KEPT, MOST_OUTPUTS, MOST_STEPS, What, Where, stretch
 from onchip.network.build import sequential
 from onchip.network.io import with_io
 from onchip.network.layers import (
@@ -42,7 +42,7 @@ from pointwise_networks import (
 )
 from python_calls import python_calls
 
-FEW = "onchip.kernels.cuda.pointwise.BLOCKS_A_UNIT"  # 0: all runs are long ones
+FEW = "onchip.kernels.cuda.elementwise.pointwise.BLOCKS_A_UNIT"  # 0: all runs are long ones
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_the_same_in_every_precision(gpu, precision):
 @needs_gxx
 def test_rows_of_several_launches(gpu, monkeypatch):
     """Numbers beyond what one launch counts, broadcast values among them."""
-    monkeypatch.setattr("onchip.kernels.cuda.pointwise.MOST_NUMBERS", 1000)
+    monkeypatch.setattr("onchip.kernels.cuda.elementwise.pointwise.MOST_NUMBERS", 1000)
     for name in ("a tree", "batch norm (C, H, W)", "constant (8,) on (3, 8)", "Add (3, 4) (3, 1)"):
         net = NETWORKS[name]
         engine, x = emulated(gpu, net), inputs_of(net, 150)

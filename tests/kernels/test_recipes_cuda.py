@@ -8,10 +8,10 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.errors import InputError
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.conv.sm90 import spread_taps
+from onchip.kernels.cuda.embedding.token_slices import narrow_tables, sliced, split_tables, token_slices, token_taps
 from onchip.kernels.cuda.gemm.simt import narrow_weight
 from onchip.kernels.cuda.gemm.sm90 import split_weight, tf32_weight
-from onchip.kernels.cuda.recipes import LOWERINGS
-from onchip.kernels.cuda.token_slices import narrow_tables, sliced, split_tables, token_slices, token_taps
+from onchip.kernels.cuda.recipes.recipes import LOWERINGS
 from onchip.kernels.fp8_tables import peaks_of
 from onchip.network.recipe import Recipe, as_is, evaluate, materialise, op_name, transposed
 from onchip.network.types import numpy_dtype

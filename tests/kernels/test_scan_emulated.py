@@ -11,7 +11,7 @@ from checks import narrow_numbers, narrow_sums
 from emulated_cuda import Kernel, emulated_gpu, needs_gxx
 from onchip.kernels import reference
 from onchip.kernels.cuda.common.program import Input, Output, Program, Scratch, Steps
-from onchip.kernels.cuda.scan import Scan, ScanAlone
+from onchip.kernels.cuda.scan.scan import Scan, ScanAlone
 from onchip.kernels.reference.scan import scan as reference_scan
 from onchip.network.build import sequential
 from onchip.network.layers import CumSum

@@ -14,9 +14,9 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from fake_cuda import Array
 from onchip.errors import InputError
 from onchip.kernels import reference
-from onchip.kernels.cuda.sequence_max import SequenceMaxLowering
-from onchip.kernels.cuda.token_max import MOST_SHARE_BITS, TokenMax
-from onchip.kernels.cuda.token_slices import narrow_tables, split_tables, token_slices
+from onchip.kernels.cuda.embedding.token_max import MOST_SHARE_BITS, TokenMax
+from onchip.kernels.cuda.embedding.token_slices import narrow_tables, split_tables, token_slices
+from onchip.kernels.cuda.reduction.sequence_max import SequenceMaxLowering
 from onchip.network.graph import Network, Node
 from onchip.network.layers import GELU, Cast, Clip, Concat, GlobalMax, ReLU, SequenceMax, Sigmoid, Tanh, TokenConv
 from onchip.network.recipe import Recipe, as_is, materialise, op_name, reach
@@ -204,7 +204,7 @@ def test_sums_are_those_of_the_reference(gpu, name, B):
 @pytest.mark.parametrize("bits", range(MOST_SHARE_BITS + 1))
 def test_however_many_threads_share_a_sentence(gpu, monkeypatch, bits):
     net = tokens(30, 45, (3, 40), (8, 9), ids="int64", pads=(1, 0))
-    monkeypatch.setattr("onchip.kernels.cuda.token_max.TokenMaxLowering.share_bits", lambda self, B: bits)
+    monkeypatch.setattr("onchip.kernels.cuda.embedding.token_max.TokenMaxLowering.share_bits", lambda self, B: bits)
     engine, ids = engine_of(net, tables="fp16"), some_ids(net, 37)
     tables = {name: net.weights[name].astype(np.float16).astype(np.float32) for name in ("t0", "t1")}
     rounded = net.replace(weights={**net.weights, **tables})
@@ -254,7 +254,7 @@ def test_the_first_bad_id_is_told_by_the_next_call(gpu):
 @pytest.mark.parametrize("name", EXACT)
 def test_sentences_of_different_lengths(gpu, monkeypatch, name, bits):
     net = with_lengths(EXACT[name], "int64" if bits else "int32")
-    monkeypatch.setattr("onchip.kernels.cuda.token_max.TokenMaxLowering.share_bits", lambda self, B: bits)
+    monkeypatch.setattr("onchip.kernels.cuda.embedding.token_max.TokenMaxLowering.share_bits", lambda self, B: bits)
     engine, given = engine_of(net), (some_ids(EXACT[name], 37), some_lengths(net, 37))
     assert [group.claim.kernel for group in engine.plan.groups] == ["token_max"]
     want = exact(net, given)
@@ -335,7 +335,7 @@ def test_tables_of_8_bits(gpu, monkeypatch, name, has_lengths, bits):
     if has_lengths:
         net = with_lengths(net)
         given = (*given, some_lengths(net, 37))
-    monkeypatch.setattr("onchip.kernels.cuda.token_max.TokenMaxLowering.share_bits", lambda self, B: bits)
+    monkeypatch.setattr("onchip.kernels.cuda.embedding.token_max.TokenMaxLowering.share_bits", lambda self, B: bits)
     engine = engine_of(net, tables="fp8")
     assert "fp8 tables" not in str(engine.plan)
     got = engine(*given).astype(np.float32)

@@ -10,7 +10,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from layer_cases import CASES
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.weave import WeaveAlone
+from onchip.kernels.cuda.layout.concat import WeaveAlone
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Identity, Interleave
 from onchip.network.types import TensorType, numpy_dtype

@@ -15,8 +15,8 @@ from every_network import programs_of
 from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.program import Program
-from onchip.kernels.cuda.recipes import RecipeLowering, Source
-from onchip.kernels.cuda.scan import Scan
+from onchip.kernels.cuda.recipes.recipes import RecipeLowering, Source
+from onchip.kernels.cuda.scan.scan import Scan
 from onchip.network.scan_op import ScanOp
 from onchip.plan.build_price import dtype_of, made_on_device, makes_of, shape_of
 from onchip.plan.device import H200

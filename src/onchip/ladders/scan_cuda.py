@@ -22,7 +22,7 @@ from onchip.kernels.cuda.common.program import (
     Scratch,
     Steps,
 )
-from onchip.kernels.cuda.scan import Scan
+from onchip.kernels.cuda.scan.scan import Scan
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, line_of, rung_instances
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.scan import ScanTruth, device_floor_ms

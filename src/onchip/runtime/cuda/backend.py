@@ -7,7 +7,7 @@ from typing import Any, NoReturn, cast
 from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.program import Lowering
-from onchip.kernels.cuda.permute import PermuteLowering
+from onchip.kernels.cuda.layout.permute import PermuteLowering
 from onchip.plan.build_price import makes_of
 from onchip.plan.plan import Plan
 from onchip.runtime.arrays.calls import Run, device_run

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from onchip.errors import InputError, ShapeError
-from onchip.kernels.cuda.scan import Scan
+from onchip.kernels.cuda.scan.scan import Scan
 from onchip.network.recipe import Array
 from onchip.network.scan_op import ScanOp, check_axis, check_dtype, check_out
 from onchip.network.types import BATCH, DTYPE_BYTES, TensorType

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from onchip.kernels.cuda.recipes import CHECKS, RecipeLowering, Source
+from onchip.kernels.cuda.recipes.recipes import CHECKS, RecipeLowering, Source
 from onchip.network.recipe import Array, Recipe, Weight, evaluate, in_order
 from onchip.network.types import DTYPE_BYTES, numpy_dtype
 from onchip.plan.build_price import canonical, dtype_of, is_another_name, made_on_device, shape_of

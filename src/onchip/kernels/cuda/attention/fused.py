@@ -29,7 +29,7 @@ from onchip.kernels.cuda.common.program import (
 )
 from onchip.kernels.cuda.common.strides import Heads
 from onchip.kernels.cuda.mlp.packing import PRECISIONS
-from onchip.kernels.cuda.norm import stretched
+from onchip.kernels.cuda.reduction.norm import stretched
 from onchip.network.graph import Network
 from onchip.network.layers import MatMul
 from onchip.network.recipe import Array, Recipe, recipe_op

@@ -1,4 +1,4 @@
-// common/function.cuh: one or two numbers in, one number out: the structs of kernels/pointwise.py that pointwise.cu alone has.
+// common/function.cuh: one or two numbers in, one number out: the structs of kernels/pointwise.py that elementwise/pointwise.cu alone has.
 //
 // Exact to a few ulp, as CUDA's own functions are; a float or a double. NaNs stay NaNs. What takes more than some twenty
 // instructions is called, not copied to each of a thread's sixteen numbers; so is all of float64.
@@ -31,7 +31,7 @@ __device__ __forceinline__ Number power_of(Number a, Number b) {
     const Number root = root_of(a + a == a ? size_of(a) : a);
     return b > Number(0) ? root : quotient_of(Number(1), root);
 }
-// Of ints, towards 0; 0 where b is 0, of which pointwise.cu tells the host. The largest size has no opposite: it stays what it is.
+// Of ints, towards 0; 0 where b is 0, of which elementwise/pointwise.cu tells the host. The largest size has no opposite: it stays what it is.
 __device__ __noinline__ long long whole_quotient(long long a, long long b) {
     if (b == -1) return 0ull - static_cast<unsigned long long>(a);
     return b == 0 ? 0 : a / b;

@@ -49,7 +49,7 @@ from onchip.kernels.cuda.conv.warp_mma import (
     price_of,
 )
 from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
-from onchip.kernels.cuda.pool import POOLS
+from onchip.kernels.cuda.pool.pool import POOLS
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.kernels.token_branches import never_falls
 from onchip.network.graph import Network, Node

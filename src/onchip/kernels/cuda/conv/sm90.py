@@ -201,7 +201,7 @@ class ConvWgmma:
 
     @property
     def makes(self) -> Mapping[str, float]:
-        """By recipes.cu: a pass over memory."""
+        """By recipes/recipes.cu: a pass over memory."""
         return {op_name(spread_taps): 1.0}
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:

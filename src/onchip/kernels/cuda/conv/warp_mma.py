@@ -10,7 +10,7 @@ from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.common.program import NUMBERS
 from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
 from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
-from onchip.kernels.cuda.pool import POOLS
+from onchip.kernels.cuda.pool.pool import POOLS
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Convolution, Elementwise, Layer, ToPixels, TransposedConvolution

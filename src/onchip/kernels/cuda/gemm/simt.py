@@ -27,9 +27,9 @@ from onchip.kernels.cuda.common.program import (
     Weight,
 )
 from onchip.kernels.cuda.conv.direct import DOUBLE_RATE, DOUBLE_TILES, MOST, ConvLowering, Geometry
+from onchip.kernels.cuda.embedding.token_slices import narrow_tables, split_tables, token_slices, token_taps
 from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
 from onchip.kernels.cuda.mlp.packing import PRECISIONS, narrowed
-from onchip.kernels.cuda.token_slices import narrow_tables, split_tables, token_slices, token_taps
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise, Linear
@@ -80,7 +80,7 @@ def narrow_weight(weight: Array) -> Array:
     return narrowed(weight, "float16")
 
 
-# Recipes that recipes.py makes of these products, and of moves beside them: shares of the device's fp32 rate. Sums in
+# Recipes that recipes.py computes by these GEMMs, and by copies beside them: shares of the device's fp32 rate. Sums in
 # double precision run at half of it where a chip has the units. Tables are made by product_wgmma where a chip has it:
 # there tensor cores have 12 times of it in 16 bits, and 2.3 times with three products of tf32; some is lost.
 MAKES = MappingProxyType({

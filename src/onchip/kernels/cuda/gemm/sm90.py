@@ -347,7 +347,7 @@ class ProductWgmma:
 
     @property
     def makes(self) -> Mapping[str, float]:
-        """By recipes.cu: passes over memory."""
+        """By recipes/recipes.cu: passes over memory."""
         return dict.fromkeys(map(op_name, (split_weight, tf32_weight)), 1.0)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:

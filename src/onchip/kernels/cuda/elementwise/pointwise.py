@@ -1,0 +1,272 @@
+"""Host side of elementwise/pointwise.cu: it claims runs of pointwise layers; elementwise/steps.py writes them
+down as the steps that the kernel goes through.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+
+from onchip.kernels.cuda.common.fast_divide import magic_of
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    NOTHING,
+    Budget,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Memory,
+    Program,
+    Steps,
+    Struct,
+)
+from onchip.kernels.cuda.elementwise.steps import (
+    COMBINATIONS,
+    COMMON_COMBINATIONS,
+    COMMON_FUNCTIONS,
+    FUNCTIONS,
+    INT_COMBINATIONS,
+    INT_FUNCTIONS,
+    MOST_LEVELS,
+    MOST_OPERANDS,
+    MOST_OUTPUTS,
+    MOST_STEPS,
+    MOVES,
+    NUMBER_BYTES,
+    TYPES,
+    Operand,
+    Run,
+    RunWriter,
+    Step,
+    TooLargeError,
+    What,
+    Where,
+    fits,
+    why_not,
+)
+from onchip.kernels.cuda.gemm.gemv import OVERLAPPING
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Cast, Reshape
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, has_channels
+from onchip.plan.plan import values_read
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+THREADS, BYTES_A_THREAD = 256, 64
+TILE_BYTES = THREADS * BYTES_A_THREAD  # of numbers of a block, and of shared memory for a value that is kept
+BLOCKS_A_UNIT = 5  # of few numbers: all at a time
+MOST_NUMBERS = 2**31 - 1  # of a launch
+ALIGNED_ROWS = 16  # begin at a multiple of 16 bytes, whatever a row is
+# Of 5 blocks a multiprocessor, or 3. sm_90 spills nothing; others do a little in runs of float.
+COMMON_BUDGETS = {"float": Budget(48, spill_bytes=192), "double": Budget(80), "long long": Budget(80)}
+BUDGETS = {"float": Budget(80, spill_bytes=32), "double": Budget(128), "long long": Budget(80)}  # of 3 blocks, or 2
+_STEP = {"float": "<BBBxff", "double": "<BBB5xdd", "long long": "<BBB5xqq"}
+
+
+def program_of(number: str, neighbours: int, numbers: int, is_common: bool) -> Program:
+    """Of all runs of a number type, or of those with common operations alone.
+
+    numbers  of a thread
+    """
+    functions, combinations = FUNCTIONS, COMBINATIONS
+    if number == "long long":
+        functions, combinations = INT_FUNCTIONS, INT_COMBINATIONS
+    elif is_common:
+        functions, combinations = FUNCTIONS[:COMMON_FUNCTIONS], COMBINATIONS[:COMMON_COMBINATIONS]
+    lists = f"Unary<{', '.join(functions)}>, Binary<{', '.join(combinations)}>"
+    return Program(SOURCE, f"pointwise<{number}, {neighbours}, {numbers}, {lists}>")
+
+
+@dataclass(frozen=True)
+class PointwiseLowering:
+    run: Run
+    units: int
+    overlaps: bool  # whether kernels of this chip may begin before the one before ends
+
+    def at(self, B: int) -> Steps:
+        """One launch, but for more numbers than 32 bits count."""
+        if not self.run.row_size or not self.run.outputs:
+            return Steps(())
+        most = rows_a_launch(self.run.row_size)
+        return Steps(tuple(self._launch(first, min(most, B - first)) for first in range(0, B, most)))
+
+    def _launch(self, first: int, rows: int) -> KernelLaunch:
+        count = rows * self.run.row_size
+        number, neighbours, numbers = self.run.number, self.run.neighbours, self._numbers(count)
+        kept_bytes = self.run.kept * THREADS * numbers * NUMBER_BYTES[number]
+        overlaps = self.overlaps and numbers == neighbours
+        config = LaunchConfig((-(-count // (THREADS * numbers)), 1, 1), (THREADS, 1, 1), kept_bytes, overlaps=overlaps)
+        program = program_of(number, neighbours, numbers, self.run.is_common)
+        budget = (COMMON_BUDGETS if self.run.is_common else BUDGETS)[number]
+        return KernelLaunch(program, config, (self._told(first, count), self.run.divisors or NOTHING), budget)
+
+    def _numbers(self, count: int) -> int:
+        """Of a thread: few where so all multiprocessors have some."""
+        few = self.run.neighbours
+        is_little = count <= self.units * BLOCKS_A_UNIT * THREADS * few
+        return few if is_little else BYTES_A_THREAD // NUMBER_BYTES[self.run.number]
+
+    def _told(self, first: int, count: int) -> Struct:
+        """`Run` of elementwise/pointwise.cu, for rows from `first` on."""
+        run = self.run
+        none = Int64(0)
+        operands = [operand.pointer for operand in run.operands]
+        pointers: list[Memory | Int64] = [*operands, *[none] * (MOST_OPERANDS - len(operands))]
+        pointers += [*run.output_pointers, *[none] * (MOST_OUTPUTS - len(run.outputs))]
+        types = bytes(TYPES.index(dtype) for dtype in run.outputs)
+        data = [struct.pack("<qII8s", first * run.row_size, count, len(run.steps), types)]
+        data += [_operand(operand if first else operand.seen_by(count), first) for operand in run.operands]
+        data.append(bytes(OPERAND_BYTES * (MOST_OPERANDS - len(operands))))
+        form = _STEP[run.number]
+        data += [struct.pack(form, step.what, step.code, step.index, *step.told) for step in run.steps]
+        data.append(bytes(struct.calcsize(form) * (MOST_STEPS - len(run.steps))))
+        return Struct(tuple(pointers), b"".join(data))
+
+
+_LEVEL = "<4I"
+OPERAND_BYTES = 16 + MOST_LEVELS * struct.calcsize(_LEVEL)
+
+
+def _operand(operand: Operand, first: int) -> bytes:
+    """`Operand` of elementwise/pointwise.cu."""
+    head = struct.pack(
+        "<qBBBxI", first * operand.batch_stride, TYPES.index(operand.dtype), operand.where, len(operand.levels),
+        operand.outer,
+    )  # fmt: skip
+    levels = b"".join(struct.pack(_LEVEL, size, *magic_of(size), stride) for size, stride in operand.levels)
+    return (head + levels).ljust(OPERAND_BYTES, b"\0")
+
+
+def rows_a_launch(row_size: int) -> int:
+    """As many as 32 bits count, such that the next launch begins at a multiple of 16 bytes; 0: a row is too long."""
+    if row_size <= MOST_NUMBERS // ALIGNED_ROWS:
+        return MOST_NUMBERS // row_size // ALIGNED_ROWS * ALIGNED_ROWS
+    return int(row_size <= MOST_NUMBERS and row_size % ALIGNED_ROWS == 0)
+
+
+class Pointwise:
+    name = "pointwise"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """The longest run, and what of it stands in front of its last Casts and Reshapes, where a layer of another kind
+        follows: its kernel may take those along. Not every part of it: a long chain would have too many."""
+        first = net.nodes[start]
+        if job.is_training or isinstance(first.layer, MOVES) or (why := why_not(net, first)) is None:
+            return
+        if not why and device.arch not in ARCHITECTURES:
+            why = f"compiles for {', '.join(ARCHITECTURES)}, not {device.arch}"
+        row_size = net.types[first.name].row_size
+        if not why and row_size and not rows_a_launch(row_size):
+            why = f"counts numbers of a row in 31 bits, got {row_size:,}"
+        if why:
+            yield Refusal(self.name, first.name, why)
+            return
+        number, nodes = _longest(net, start)
+        run = _written(net, nodes, number)
+        if isinstance(run, str) and nodes:  # then as many of them as fit, found by halves
+            count = bisect.bisect(
+                range(1, len(nodes)), False, key=lambda n: isinstance(_written(net, nodes[:n], number), str)
+            )
+            nodes = nodes[: max(1, count)]
+            run = _written(net, nodes, number)
+        if isinstance(run, str):
+            yield Refusal(self.name, first.name, run)
+            return
+        yield from _in_layouts(net, _claim(net, nodes, run, device), run)
+        following = next(net.nodes_from(start + len(nodes)), None)
+        if following is None or why_not(net, following) is not None:
+            return
+        behind = len(list(takewhile(lambda node: isinstance(node.layer, Cast | Reshape), reversed(nodes))))
+        if 0 < behind < len(nodes):
+            shorter = _written(net, nodes[:-behind], number)
+            if not isinstance(shorter, str):  # it may give more values than there is room for
+                yield from _in_layouts(net, _claim(net, nodes[:-behind], shorter, device), shorter)
+
+
+def _written(net: Network, nodes: list[Node], number: str) -> Run | str:
+    """The run of these nodes, or why there is none."""
+    if not nodes:
+        return "has no number type for it"
+    try:
+        return RunWriter(net, nodes, number).write()
+    except TooLargeError as error:
+        return str(error)
+
+
+def _longest(net: Network, start: int) -> tuple[str, list[Node]]:
+    """A run's number type and nodes: a Cast may begin one of floats or of doubles, whichever goes further."""
+    runs = {number: _fitting(net, start, number) for number in NUMBER_BYTES}
+    number = max(runs, key=lambda number: len(runs[number]))
+    return number, runs[number]
+
+
+def _fitting(net: Network, start: int, number: str) -> list[Node]:
+    """The nodes from `start` on that one run could hold, but for how much it needs."""
+    first = net.nodes[start]
+    size = net.types[first.name].row_size
+    found: list[Node] = []
+    for node in net.nodes_from(start):
+        if net.types[node.name].row_size != size or why_not(net, node) != "":
+            break
+        if not fits(net, node, number):
+            break
+        found.append(node)
+        if len(found) == MOST_STEPS - 2:  # the first step loads, the last one gives
+            break
+    return found
+
+
+def _claim(net: Network, nodes: list[Node], run: Run, device: Device) -> Claim:
+    kinds = ",".join(dict.fromkeys(node.layer.kind for node in nodes))
+    inside = {node.name for node in nodes}
+    read = {value for node in nodes for value in node.inputs if value not in inside}
+    moved = sum(net.types[name].row_bytes for name in (*read, *run.output_names))
+    fixed = sum(recipe.nbytes for recipe in run.recipes.values())
+    return Claim(
+        kernel=Pointwise.name,
+        label=f"{Pointwise.name}<{kinds}>",
+        nodes=tuple(node.name for node in nodes),
+        price=Price(sum(map(net.row_flop, nodes)), moved, fixed, precision="fp32"),
+        why="one pass over memory" if len(nodes) > 1 else "one layer by itself",
+        recipes=run.recipes,
+        fast_bytes=run.kept * TILE_BYTES,
+        facts=PointwiseLowering(run, device.units, device.arch in OVERLAPPING),
+    )
+
+
+def _in_layouts(net: Network, claim: Claim, run: Run) -> Iterator[Claim]:
+    """The claim; and with channels last, where all values are, and nothing is stretched over them."""
+    yield claim
+    read = values_read(net, claim)
+    may_turn = all(operand.where is Where.WHOLE for operand in run.operands)
+    may_turn = may_turn and all(has_channels(net.types[name]) for name in (*read, *run.output_names))
+    # The network's own ends lie in rows.
+    if may_turn and net.inputs.keys().isdisjoint(read) and all(map(net.readers, run.output_names)):
+        reads = dict.fromkeys(read, Use(CHANNELS_LAST))
+        yield replace(claim, reads=reads, gives=dict.fromkeys(run.output_names, CHANNELS_LAST))
+
+
+def _instance(number: str, neighbours: int = 4, is_common: bool = False, rows: int = 1 << 24) -> Instance:
+    steps = () if is_common else (Step(What.APPLY, code=COMMON_FUNCTIONS),)
+    run = Run(number, neighbours, 1, (Operand(Int64(0), "uint8", Where.WHOLE),), ("uint8",), ("y",), steps, 4, {})
+    kind = ("common " if is_common else "") + ("short " if rows == 1 else "")
+    name = f"every {kind}run of {number}, {neighbours} neighbours"
+    return Instance(name, lambda device: PointwiseLowering(run, device.units, True).at(rows).launches[0])
+
+
+INSTANCES = (
+    _instance("float", is_common=True), _instance("float", 8, is_common=True), _instance("double", is_common=True),
+    *map(_instance, NUMBER_BYTES), _instance("float", 8), _instance("float", rows=1),
+    _instance("float", is_common=True, rows=1), _instance("float", 8, is_common=True, rows=1),
+    _instance("double", rows=1), _instance("long long", rows=1),
+)  # fmt: skip

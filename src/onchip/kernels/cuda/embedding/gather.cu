@@ -1,0 +1,129 @@
+// embedding/gather.cu: rows of a table looked up by ids: one by one, or summed up, all of a row of ids or along a window of them.
+//
+// Idea    gather: 2^lane_bits threads, as many as a row has words up to a block, copy a row word by word; words are as
+//         wide as rows allow, up to 16 B, and what is in them does not matter. token_conv: a thread takes one channel
+//         of one row of ids and walks over the positions, so a warp reads its tables' rows next to each other. gather_sum:
+//         a thread takes W neighbouring channels and a part of the ids; their rows come all at once, and the sums of the
+//         G threads that have the same channels are added in order.
+// Floor   gather: a position moves its id and 2 rows. 2^20 ids into a table of 256 float32: 2.15 GB / 4.8 TB/s = 449 us;
+//         half of that if the table stays in L2. token_conv: the K rows of each position, from L2 if the table fits.
+//         gather_sum: the ids and their rows, which are read from L2 where the table fits: 4,096 rows of 50 ids into 64
+//         float16 are 26 MB / 10 TB/s = 3 us.
+// Order   gather_sum: ids in order, in parts of PART that are added in order.
+// Layout  ids (count) or (B, S); table (V, row_words), (V, E) or (V, K, C); y (count, row_words), (B, E) or (B, C, P). All
+//         16 B aligned.
+// Shared  gather_sum: W sums a thread, up to 4 KiB a block, where several share one.
+// Limits  Sizes are run-time values; ids int32 or int64; tables and y of token_conv float32, float16, bfloat16, summed in
+//         float32 in the order of the taps, or both float64; sm_80 up.
+#include "common/fast_divide.cuh"
+#include "common/status.cuh"
+#include "common/accumulator.cuh"
+
+constexpr int THREADS = 256, PART = 16;
+
+template <class Id, class Word>
+__global__ void __launch_bounds__(THREADS)
+    gather(const Id* ids, const Word* table, Word* y, u64* status, long long count, long long V, long long row_words,
+           u32 lane_bits) {
+    const u32 lanes = 1u << lane_bits, lane = threadIdx.x & (lanes - 1);
+    const long long step = static_cast<long long>(gridDim.x) * THREADS >> lane_bits;
+    for (long long i = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) >> lane_bits; i < count; i += step) {
+        const Word* from = table + checked_id(ids, i, V, status) * row_words;
+        Word* to = y + i * row_words;
+#pragma unroll 4
+        for (long long w = lane; w < row_words; w += lanes) to[w] = from[w];
+    }
+}
+
+// The rows of `taken` ids from ids[place] on, added up. All are on their way before the first is added.
+template <class Id, class T, int W>
+__device__ __forceinline__ void sum_rows(const Id* ids, long long place, int taken, const T* columns, u64* status,
+                                         long long V, u32 E, wide_t<T> (&sum)[W]) {
+    long long id[PART];
+#pragma unroll
+    for (int k = 0; k < PART; ++k) id[k] = k < taken ? static_cast<long long>(ids[place + k]) : 0;
+    bool is_bad = false;
+#pragma unroll
+    for (int k = 0; k < PART; ++k) is_bad |= static_cast<u64>(id[k]) >= static_cast<u64>(V);
+    if (is_bad) {
+#pragma unroll
+        for (int k = 0; k < PART; ++k) {
+            if (static_cast<u64>(id[k]) < static_cast<u64>(V)) continue;
+            report_bad_id(status, static_cast<u64>(place + k), id[k]);
+            id[k] = 0;
+        }
+    }
+    using Word = typename Vector<sizeof(T) * W>::type;
+    Word rows[PART];
+#pragma unroll
+    for (int k = 0; k < PART; ++k) rows[k] = *reinterpret_cast<const Word*>(columns + id[k] * E);
+#pragma unroll
+    for (int k = 0; k < PART; ++k)
+#pragma unroll
+        for (int j = 0; j < W; ++j)
+            if (k < taken) sum[j] += load_wide(reinterpret_cast<const T*>(rows + k) + j);
+}
+
+// count  S for a mean, 1 for a sum
+// G      threads that share a sum, a part of it each in turn
+template <class Id, class T, int W, int G>
+__global__ void __launch_bounds__(THREADS)
+    gather_sum(const Id* ids, const T* table, T* y, u64* status, long long B, long long S, long long V, Divider words,
+               u32 count) {
+    using Wide = wide_t<T>;
+    constexpr int SUMS = THREADS / G;
+    __shared__ __align__(16) Wide parts[G][SUMS][W];
+    const u32 E = words.size * W, g = threadIdx.x / SUMS, mine = threadIdx.x % SUMS;
+    const long long i = static_cast<long long>(blockIdx.x) * SUMS + mine;
+    const bool is_there = i < B * words.size;
+    const long long b = !is_there ? 0 : i < 1ll << 31 ? quotient(static_cast<u32>(i), words) : quotient(i, words);
+    const long long e = is_there ? (i - b * words.size) * W : 0;
+    alignas(16) Wide total[W] = {};
+    for (long long begin = 0; begin < S; begin += G * PART) {
+        const long long at = begin + g * PART;
+        Wide part[W] = {};
+        if (is_there && at < S) {
+            const int taken = static_cast<int>(min(S - at, static_cast<long long>(PART)));
+            sum_rows(ids, b * S + at, taken, table + e, status, V, E, part);
+        }
+        if constexpr (G > 1) {
+            if (begin > 0) __syncthreads();
+#pragma unroll
+            for (int j = 0; j < W; ++j) parts[g][mine][j] = part[j];
+            __syncthreads();
+            if (g > 0) continue;
+        }
+        // In the order of the ids; there is always a first.
+#pragma unroll
+        for (int other = 0; other < G; ++other) {
+            if (begin + other * PART >= S) break;
+#pragma unroll
+            for (int j = 0; j < W; ++j) total[j] += other == 0 ? part[j] : parts[other][mine][j];
+        }
+    }
+    if (!is_there || g > 0) return;
+#pragma unroll
+    for (int j = 0; j < W; ++j) total[j] /= static_cast<Wide>(count);
+    store_neighbours(y + b * E + e, total);
+}
+
+// bias  (C), or nullptr
+template <class Id, class T, class Y>
+__global__ void __launch_bounds__(THREADS)
+    token_conv(const Id* ids, const T* table, const Y* bias, Y* y, u64* status, long long B, long long S, long long V,
+               u32 K, u32 C, u32 P, u32 stride, u32 before) {
+    const long long step = static_cast<long long>(gridDim.x) * THREADS;
+    for (long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; i < B * C; i += step) {
+        const long long b = i / C, c = i % C;
+        const wide_t<Y> shift = bias == nullptr ? 0 : load_wide(bias + c);
+        for (u32 p = 0; p < P; ++p) {
+            wide_t<Y> sum = 0;
+            for (u32 k = 0; k < K; ++k) {
+                const long long at = static_cast<long long>(p) * stride - before + k;
+                if (at < 0 || at >= S) continue;  // a pad adds nothing
+                sum += load_wide(table + (checked_id(ids, b * S + at, V, status) * K + k) * C + c);
+            }
+            store_wide(y + i * P + p, sum + shift);
+        }
+    }
+}

@@ -1,0 +1,250 @@
+"""Look-ups on a GPU, Embedding and TokenConv by themselves: the host side of embedding/gather.cu."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    FLOATS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    StatusWord,
+    Steps,
+    UInt32,
+    Weight,
+    in_line,
+)
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Embedding, GlobalMean, GlobalSum, TokenConv
+from onchip.network.layers.base import row_axis
+from onchip.network.recipe import Recipe, as_is
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+IDS = {"int32": "int", "int64": "long long"}
+WORDS = {16: "uint4", 8: "uint2", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
+HALF = {"fp16": "float16", "bf16": "bfloat16"}  # tables, as a job names them
+THREADS, PART, BLOCKS_A_UNIT = 256, 16, 5
+SHARERS = (1, 4, 16)  # of a sum
+
+
+@dataclass(frozen=True)
+class GatherLowering:
+    """gather(ids, table, y, status, count, V, row_words, lane_bits)"""
+
+    ids: StatusWord
+    ids_dtype: str
+    row_bytes: int  # of the table
+    units: int
+
+    @property
+    def word_bytes(self) -> int:
+        return math.gcd(self.row_bytes, max(WORDS))
+
+    @property
+    def program(self) -> Program:
+        return Program(SOURCE, f"gather<{IDS[self.ids_dtype]}, {WORDS[self.word_bytes]}>")
+
+    @property
+    def lane_bits(self) -> int:
+        """Of the threads that copy a row: as many as it has words, up to a block."""
+        return min(self.row_bytes // self.word_bytes - 1, THREADS - 1).bit_length()
+
+    def at(self, B: int) -> Steps:
+        count = B * math.prod(self.ids.row_shape)
+        config = _line(count << self.lane_bits, self.units)
+        sizes = Int64(count), Int64(self.ids.limit), Int64(self.row_bytes // self.word_bytes), UInt32(self.lane_bits)
+        arguments = (Input(0), Weight("table"), Output(0), self.ids, *sizes)
+        return Steps((KernelLaunch(self.program, config, arguments, Budget(registers=48)),))
+
+
+@dataclass(frozen=True)
+class GatherSumLowering:
+    """gather_sum(ids, table, y, status, B, S, V, words, count)"""
+
+    ids: StatusWord
+    ids_dtype: str
+    dtype: str
+    E: int
+    is_mean: bool
+
+    @property
+    def neighbours(self) -> int:
+        """That a thread sums up."""
+        return 4 if self.E % 4 == 0 and self.dtype != "float64" else 1
+
+    @property
+    def sharers(self) -> int:
+        """Threads that share a sum: a part each, of many ids several."""
+        parts = math.ceil(math.prod(self.ids.row_shape) / PART)
+        return next((threads for threads in SHARERS if parts <= threads), SHARERS[-1])
+
+    def at(self, B: int) -> Steps:
+        if not B:
+            return Steps(())
+        S, words, G = math.prod(self.ids.row_shape), self.E // self.neighbours, self.sharers
+        numbers = f"{IDS[self.ids_dtype]}, {FLOATS[self.dtype]}, {self.neighbours}, {G}"
+        program = Program(SOURCE, f"gather_sum<{numbers}>")
+        sizes = Int64(B), Int64(S), Int64(self.ids.limit), divider(words), UInt32(S if self.is_mean else 1)
+        arguments = (Input(0), Weight("table"), Output(0), self.ids, *sizes)
+        config = in_line(-(-B * words * G // THREADS), THREADS)
+        return Steps((KernelLaunch(program, config, arguments, Budget(registers=128)),))
+
+
+@dataclass(frozen=True)
+class TokenConvLowering:
+    """token_conv(ids, table, bias, y, status, B, S, V, K, C, P, stride, before)"""
+
+    ids: StatusWord
+    dtypes: tuple[str, str, str]  # of ids, the table and y
+    K: int
+    C: int
+    P: int
+    stride: int
+    before: int
+    has_bias: bool
+    units: int
+
+    @property
+    def program(self) -> Program:
+        ids, table, y = self.dtypes
+        return Program(SOURCE, f"token_conv<{IDS[ids]}, {FLOATS[table]}, {FLOATS[y]}>")
+
+    def at(self, B: int) -> Steps:
+        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
+        sizes = Int64(B), Int64(*self.ids.row_shape), Int64(self.ids.limit)
+        window = (UInt32(n) for n in (self.K, self.C, self.P, self.stride, self.before))
+        arguments = (Input(0), Weight("table"), bias, Output(0), self.ids, *sizes, *window)
+        config = _line(B * self.C, self.units)
+        return Steps((KernelLaunch(self.program, config, arguments, Budget(registers=56, spill_bytes=16)),))
+
+
+def _line(threads: int, units: int) -> LaunchConfig:
+    return in_line(min(-(-threads // THREADS), units * BLOCKS_A_UNIT))
+
+
+class Gather:
+    name = "gather"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)  # rows are copied as they are, sums are float32 or float64
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        if not isinstance(node.layer, Embedding | TokenConv) or job.is_training:
+            return
+        made = net.types[node.name]
+        if device.arch not in ARCHITECTURES:
+            yield Refusal(self.name, node.name, f"runs on {', '.join(ARCHITECTURES)}, not {device.arch}")
+        elif isinstance(node.layer, TokenConv) and made.dtype not in FLOATS:
+            yield Refusal(self.name, node.name, f"sums {', '.join(FLOATS)}, not {made.dtype}")
+        elif isinstance(node.layer, TokenConv):
+            yield self._token_conv(net, node, node.layer, device, job)
+        else:
+            yield self._embedding(net, node, device)
+            behind = net.nodes[start + 1] if start + 1 < len(net.nodes) else node
+            if made.dtype in FLOATS and _sums_up(net, node, behind):
+                yield self._sum(net, node, behind, device)
+
+    def _embedding(self, net: Network, node: Node, device: Device) -> Claim:
+        ids, made = net.types[node.inputs[0]], net.types[node.name]
+        V, E = net.weights[node.weights["weight"]].shape
+        status = StatusWord(node.inputs[0], ids.row_shape, V)
+        return Claim(
+            kernel=self.name,
+            label=f"{self.name}<{V},{E}>",
+            nodes=(node.name,),
+            price=Price(0, ids.row_bytes + 2 * made.row_bytes),
+            why="one layer by itself",
+            recipes={"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), made.dtype)},
+            facts=GatherLowering(status, ids.dtype, E * DTYPE_BYTES[made.dtype], device.units),
+        )
+
+    def _sum(self, net: Network, node: Node, behind: Node, device: Device) -> Claim:
+        ids, rows = net.types[node.inputs[0]], net.types[node.name]
+        V, E = net.weights[node.weights["weight"]].shape
+        status, is_mean = StatusWord(node.inputs[0], ids.row_shape, V), isinstance(behind.layer, GlobalMean)
+        return Claim(
+            self.name, f"{self.name}<{V},{E},{behind.layer.kind}>", (node.name, behind.name),
+            Price(net.row_flop(behind), ids.row_bytes + rows.row_bytes + net.types[behind.name].row_bytes),
+            "rows are summed up where they are looked up",
+            {"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), rows.dtype)},
+            order=f"ids in order, parts of {PART}",
+            facts=GatherSumLowering(status, ids.dtype, rows.dtype, E, is_mean),
+        )  # fmt: skip
+
+    def _token_conv(self, net: Network, node: Node, layer: TokenConv, device: Device, job: Job) -> Claim:
+        ids, made = net.types[node.inputs[0]], net.types[node.name]
+        V, K, C = net.weights[node.weights["weight"]].shape
+        P = int(made.shape[-1])
+        stored = made.dtype if made.dtype == "float64" else HALF.get(job.tables, made.dtype)
+        recipes = {"table": Recipe.of(as_is, (node.weights["weight"],), (V, K, C), stored)}
+        if "bias" in node.weights:
+            recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (C,), made.dtype)
+        status = StatusWord(node.inputs[0], ids.row_shape, V)
+        return Claim(
+            kernel=self.name,
+            label=f"{self.name}<{V},{K},{C}>",
+            nodes=(node.name,),
+            price=Price(net.row_flop(node), ids.row_bytes + made.row_bytes + K * made.row_size * DTYPE_BYTES[stored]),
+            why="one layer by itself",
+            order="taps in order",
+            recipes=recipes,
+            facts=TokenConvLowering(
+                status, (ids.dtype, stored, made.dtype), K, C, P, layer.stride, layer.pads[0], "bias" in recipes,
+                device.units,
+            ),
+        )  # fmt: skip
+
+
+def _sums_up(net: Network, node: Node, behind: Node) -> bool:
+    """Whether all ids of a row meet in a mean or a sum behind the look-up, which alone reads it."""
+    layer, rows = behind.layer, net.types[node.name]
+    if (
+        not isinstance(layer, GlobalMean | GlobalSum)
+        or behind.inputs != (node.name,)
+        or not is_closed(net, [node, behind])
+    ):
+        return False
+    return {row_axis(axis, rows) for axis in layer.axes} == {*range(1, len(rows.shape) - 1)}
+
+
+def _rows(ids: str, row_bytes: int) -> Instance:
+    made = GatherLowering(StatusWord("ids", (16,), 1000), ids, row_bytes, 132)
+    return Instance(f"{ids}, rows of {row_bytes} B", lambda device: made.at(1 << 16).launches[0])
+
+
+def _window(*dtypes: str) -> Instance:
+    made = TokenConvLowering(
+        StatusWord("ids", (16,), 1000), (dtypes[0], dtypes[1], dtypes[2]), 3, 64, 14, 1, 0, True, 132
+    )
+    return Instance(f"token_conv, {', '.join(dtypes)}", lambda device: made.at(1 << 16).launches[0])
+
+
+def _summed(ids: str, dtype: str, E: int, S: int = 50) -> Instance:
+    made = GatherSumLowering(StatusWord("ids", (S,), 1000), ids, dtype, E, True)
+    return Instance(f"gather_sum, {S} {ids}, {dtype}, rows of {E}", lambda device: made.at(4096).launches[0])
+
+
+INSTANCES = (
+    _rows("int32", 1024), _rows("int64", 1024), _rows("int32", 40), _rows("int32", 12), _rows("int32", 6),
+    _rows("int32", 3), _window("int32", "float32", "float32"), _window("int64", "float16", "float32"),
+    _window("int32", "bfloat16", "bfloat16"), _window("int32", "float64", "float64"),
+    _summed("int64", "float32", 64), _summed("int32", "float16", 3, 16), _summed("int32", "float64", 8, 300),
+)  # fmt: skip

@@ -1,0 +1,246 @@
+// embedding/token_max.cu: a folded text network up to its features: ids in, maxima over time out, all convolutions in one launch.
+//
+// Idea    A token convolution is a sum of looked-up rows (plan/rewrites/embedding.py), of which only the largest over
+//         time is wanted. Tables lie in slices of 128 B of channels: a block takes 16 sentences, or fewer, and one slice
+//         of one convolution, and blocks that run at the same time take the same slice, so that what they look up is in
+//         L2. 8 threads have a sentence, 16 B of each row; they add up the rows of two or four positions at once and
+//         keep the maximum in registers. With few sentences, up to 16 times 8 threads share one, by positions: a maximum
+//         is the same in any order. Bias and activation come behind it: neither ever falls. With lengths, only the
+//         positions are looked up that lie within a sentence; where none does, y is f(0).
+// Floor   A sentence reads positions * taps rows of C numbers from L2. Sentiment (K = 3, 5, 7, 9 over 16 tokens, 1,024
+//         channels): 244 rows of 2 KiB in 16 bits; 16,384 sentences are 8.2 GB: 0.88 ms at the 9.3 TB/s that were
+//         measured from L2, if a slice fits there (9 taps of 21,635 tokens: 25 MB).
+//         Tables of 8 bits: 4.1 GB, 0.44 ms; 128 channels are a slice, and 16 of them a thread's.
+// Order   Taps in order, in float32; then the bias. Tables of 8 bits: in float16, whose sums of such numbers are off by
+//         less than a hundredth of what these were rounded by; then the channel's factor, then the bias.
+// Layout  ids (B, S); lengths (B) or none; tables (slices, K, V + 1, 128 B), row V zeros: pads look it up; biases (C) float32 or none,
+//         peaks (C) float32 of tables of 8 bits: their largest numbers, which stand there as LARGEST;
+//         y (B, D_out), each convolution from its column on. All 16 B aligned.
+// Shared  Rows to look up: 4 B for each id of a block's sentences, and 16 to 64 B a thread where several warps share one.
+// Limits  Sizes are run-time values; ids and lengths int32 or int64; tables and y float32, float16, bfloat16; tables e4m3 of
+//         up to 128 taps from sm_89 on; the ids of 1 sentence fit in shared memory; 16 convolutions a launch; sm_80 up.
+#include "common/fp8.cuh"
+#include "common/epilogue.cuh"
+#include "common/status.cuh"
+#include "common/accumulator.cuh"
+
+constexpr int TILE_BITS = 4, LANES = 8, THREADS = LANES << TILE_BITS;  // of 2^TILE_BITS sentences
+constexpr int ROW_BYTES = 128, MOST = 16;
+
+struct Branch {
+    u32 K, C, P, stride, before, column, slices, window;  // window 0: all positions count, whatever the length
+    Activation activation;
+};
+struct Branches {
+    const char* tables[MOST];
+    const float* biases[MOST];
+    const float* peaks[MOST];
+    Branch of[MOST];
+};
+
+// What a thread has of a row, 16 B, as numbers to add up and to compare.
+template <class T>
+struct Sums {
+    static constexpr int WIDTH = 16 / sizeof(T);
+    float numbers[WIDTH];
+    __device__ __forceinline__ Sums(float v = 0.0f) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) numbers[i] = v;
+    }
+    __device__ __forceinline__ void add(const uint4& words) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) numbers[i] += to_float(reinterpret_cast<const T*>(&words)[i]);
+    }
+    __device__ __forceinline__ void set(const uint4& words) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) numbers[i] = to_float(reinterpret_cast<const T*>(&words)[i]);
+    }
+    __device__ __forceinline__ void raise(const Sums& other) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) numbers[i] = larger(numbers[i], other.numbers[i]);
+    }
+    // And with those of the lane so many further.
+    __device__ __forceinline__ void raise_by(int lanes) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) numbers[i] = larger(numbers[i], __shfl_xor_sync(~0u, numbers[i], lanes));
+    }
+    __device__ __forceinline__ float at(int i) const { return numbers[i]; }
+};
+template <>
+struct Sums<e4m3> {
+    static constexpr int WIDTH = 16;
+    u32 pairs[WIDTH / 2];
+    __device__ __forceinline__ Sums(float v = 0.0f) {
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; ++i) pairs[i] = pack<f16>(v, v);
+    }
+    __device__ __forceinline__ void add(const uint4& words) {
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; ++i)
+            pairs[i] = add_halves(pairs[i], two_halves(reinterpret_cast<const unsigned short*>(&words)[i]));
+    }
+    __device__ __forceinline__ void set(const uint4& words) {
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; ++i) pairs[i] = two_halves(reinterpret_cast<const unsigned short*>(&words)[i]);
+    }
+    __device__ __forceinline__ void raise(const Sums& other) {
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; ++i) pairs[i] = larger_halves(pairs[i], other.pairs[i]);
+    }
+    __device__ __forceinline__ void raise_by(int lanes) {
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; ++i)
+            pairs[i] = larger_halves(pairs[i], __shfl_xor_sync(~0u, pairs[i], lanes));
+    }
+    __device__ __forceinline__ float at(int i) const { return to_float(reinterpret_cast<const f16*>(pairs)[i]); }
+};
+
+// The sums of N positions, `step` apart, compared with the maxima.
+// TAPS  K where the compiler knows it, else 0
+// rows  of the first position's first tap
+template <class T, int N, int TAPS>
+__device__ __forceinline__ void add_positions(const char* table, long long tap_bytes, const u32* rows, u32 step, u32 K,
+                                              Sums<T>& most) {
+    Sums<T> sums[N];
+    uint4 words[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+        words[n] = *reinterpret_cast<const uint4*>(table + static_cast<u64>(rows[n * step]) * ROW_BYTES);
+    // Not added to 0: that is the same but for -0, and what is added behind the maximum makes 0 of it, too.
+#pragma unroll
+    for (int n = 0; n < N; ++n) sums[n].set(words[n]);
+#pragma unroll 2
+    for (u32 k = 1; k < (TAPS ? TAPS : K); ++k) {
+        table += tap_bytes;
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+            words[n] = *reinterpret_cast<const uint4*>(table + static_cast<u64>(rows[n * step + k]) * ROW_BYTES);
+#pragma unroll
+        for (int n = 0; n < N; ++n) sums[n].add(words[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) most.raise(sums[n]);
+}
+
+// Of all `left` positions. Few at a time: then more warps fit on a multiprocessor, and these hide what each waits for.
+template <class T, int TAPS>
+__device__ __forceinline__ void add_all(const char* table, long long tap_bytes, const u32* rows, u32 step, u32 K,
+                                        u32 left, Sums<T>& most) {
+    constexpr int N = sizeof(T) == 4 ? 4 : 2;
+    for (; left >= N; left -= N, rows += N * step) add_positions<T, N, TAPS>(table, tap_bytes, rows, step, K, most);
+    if (N > 2 && left & 2) add_positions<T, 2, TAPS>(table, tap_bytes, rows, step, K, most);
+    if (left & 1) add_positions<T, 1, TAPS>(table, tap_bytes, rows + (left & 2) * step, step, K, most);
+}
+
+// How many of P windows lie within a sentence.
+__device__ __forceinline__ u32 windows_within(long long length, const Branch& of) {
+    if (!of.window) return of.P;
+    if (length < of.window) return 0;
+    const long long count = (length - of.window) / of.stride + 1;
+    return count < of.P ? static_cast<u32>(count) : of.P;
+}
+
+// length_bytes  of a length: 4, 8, or 0 where there are none
+// count         convolutions
+// share_bits    2^share_bits times 8 threads have a sentence
+// pitch         rows in shared memory a sentence
+//
+// Tried for sentiment's gather on an H200, in ms for uniform and for Zipf's ids, in 16 bits: four positions at a time,
+// eight loads, four blocks a multiprocessor 1.16 and 1.02; five blocks 1.04 and 0.90; this 0.97 and 0.75.
+template <class Id, class T, class Y>
+__global__ void __launch_bounds__(THREADS, 6)
+    token_max(const Id* ids, const void* lengths, Y* y, u64* status, const __grid_constant__ Branches branches,
+              long long B, long long S, long long V, long long D_out, u32 length_bytes, u32 count, u32 share_bits,
+              u32 pitch) {
+    constexpr int WIDTH = Sums<T>::WIDTH;  // channels of a thread
+    extern __shared__ u32 shared[];
+    const u32 tile_bits = TILE_BITS - share_bits, sentences = 1u << tile_bits;
+    const u32 tiles = static_cast<u32>(B + sentences - 1 >> tile_bits);
+    u32 slice = blockIdx.x / tiles, number = 0;
+    const long long first = static_cast<long long>(blockIdx.x - slice * tiles) * sentences;
+    while (number + 1 < count && slice >= branches.of[number].slices) slice -= branches.of[number++].slices;
+    const Branch& of = branches.of[number];
+
+    const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    const u32 sentence = group >> share_bits, part = group & ((1u << share_bits) - 1);
+    const long long b = first + sentence;
+
+    // Which row each place of the sentence looks up, pads included: found by the threads that have the sentence.
+    const u32 span = (of.P - 1) * of.stride + of.K;
+    for (u32 slot = part * LANES + lane; slot < span; slot += LANES << share_bits) {
+        const long long at = static_cast<long long>(slot) - of.before;
+        const bool is_pad = b >= B || at < 0 || at >= S;
+        shared[sentence * pitch + slot] = static_cast<u32>(is_pad ? V : checked_id(ids, b * S + at, V, status));
+    }
+    if (LANES << share_bits > 32) __syncthreads();
+    else __syncwarp();
+
+    const u32 c = (slice * LANES + lane) * WIDTH;
+    const bool is_there = b < B && c < of.C;
+    u32 P = of.P;
+    if (length_bytes && b < B)
+        P = windows_within(
+            length_bytes == 4 ? static_cast<const int*>(lengths)[b] : static_cast<const long long*>(lengths)[b], of
+        );
+    Sums<T> most(__uint_as_float(0xff800000u));  // -infinity
+    if (is_there) {
+        const long long tap_bytes = (V + 1) * ROW_BYTES;
+        const char* table = branches.tables[number] + slice * of.K * tap_bytes + lane * 16;
+        const u32 step = of.stride << share_bits;
+        const u32* rows = shared + sentence * pitch + part * of.stride;
+        u32 left = part < P ? (P - 1 - part >> share_bits) + 1 : 0;
+        switch (of.K) {  // loads of known taps are all under way at once
+            case 2: add_all<T, 2>(table, tap_bytes, rows, step, of.K, left, most); break;
+            case 3: add_all<T, 3>(table, tap_bytes, rows, step, of.K, left, most); break;
+            case 4: add_all<T, 4>(table, tap_bytes, rows, step, of.K, left, most); break;
+            case 5: add_all<T, 5>(table, tap_bytes, rows, step, of.K, left, most); break;
+            case 7: add_all<T, 7>(table, tap_bytes, rows, step, of.K, left, most); break;
+            case 9: add_all<T, 9>(table, tap_bytes, rows, step, of.K, left, most); break;
+            default: add_all<T, 0>(table, tap_bytes, rows, step, of.K, left, most);
+        }
+    }
+    float* maxima = reinterpret_cast<float*>(shared + sentences * pitch);
+    // Those of a warp by its lanes, then warp by warp.
+    if (share_bits > 0) most.raise_by(LANES);
+    if (share_bits > 1) most.raise_by(2 * LANES);
+    if (share_bits > 2) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) maxima[threadIdx.x + i * THREADS] = most.at(i);
+        __syncthreads();
+    }
+    if (part) return;
+    if (!is_there) return;
+    const float* bias = branches.biases[number];
+    const long long left = of.C - c;
+    float found[WIDTH];
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) {
+        found[i] = most.at(i);
+#pragma unroll
+        for (u32 other = 1; other < THREADS / 32; ++other)
+            if (share_bits > 2 && 4 * other < 1u << share_bits)
+                found[i] = larger(found[i], maxima[threadIdx.x + other * 32 + i * THREADS]);
+        const float added = bias != nullptr && i < left ? bias[c + i] : 0.0f;
+        if constexpr (is_same<T, e4m3>)
+            found[i] = fmaf(found[i], i < left ? branches.peaks[number][c + i] * (1.0f / LARGEST) : 0.0f, added);
+        else found[i] += added;
+        if (!P) found[i] = 0.0f;
+    }
+    const bool is_aligned = D_out % WIDTH == 0 && of.column % WIDTH == 0;
+    Y* to = y + b * D_out + of.column + c;
+    if (is_aligned && left >= WIDTH && of.activation.code <= 1) {
+        constexpr int AT_ONCE = 16 / sizeof(Y) < WIDTH ? 16 / sizeof(Y) : WIDTH;
+#pragma unroll
+        for (int i = 0; i < WIDTH; i += AT_ONCE) {
+            float some[AT_ONCE];
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; ++j)
+                some[j] = of.activation.code ? ReLU::apply(found[i + j]) : found[i + j];
+            store_neighbours(to + i, some);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i)
+        if (i < left) finish_one(found[i], to + i, of.activation);
+}

@@ -1,0 +1,348 @@
+"""Folded text networks on a GPU, ids in, maxima over time out: the host side of embedding/token_max.cu."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Memory,
+    Output,
+    Program,
+    StatusWord,
+    Steps,
+    Struct,
+    UInt32,
+    Weight,
+)
+from onchip.kernels.cuda.embedding.gather import HALF, IDS
+from onchip.kernels.cuda.embedding.token_slices import (
+    FP8_ARCHITECTURES,
+    MOST_TAPS,
+    MOST_TOKENS,
+    STORED,
+    narrow_tables,
+    need_fp8,
+    scaled_slices,
+    slice_count,
+    sliced,
+    split_tables,
+    token_taps,
+)
+from onchip.kernels.cuda.gemm import sm90 as product_wgmma
+from onchip.kernels.cuda.gemm.sm90 import WgmmaProduct
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.kernels.fp8_tables import FP8, peaks_of, table_peaks
+from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.kernels.token_branches import REFUSED, Branch, Branches, find_branches
+from onchip.network.graph import Network
+from onchip.network.layers import Elementwise, TokenConv
+from onchip.network.recipe import Recipe, as_is, op_name
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.rewrites.embedding import token_tables
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+THREADS, LANES, MOST = 128, 8, 16  # as the .cu file has them
+MOST_SHARE_BITS, WARP_BITS = (THREADS // LANES).bit_length() - 1, (32 // LANES).bit_length() - 1
+BLOCKS_A_UNIT = 6
+# Of what multiprocessors could take from L2: sentiment's rows come at 8.5 TB/s on an H200.
+L2_RATE = 0.25
+
+
+@dataclass(frozen=True)
+class GatherPrice(Price):
+    """Rows of tables that many look up come from L2, and each of them at least once from memory."""
+
+    row_looked_up_bytes: int = 0  # of a row's
+    table_bytes: int = 0
+    slice_bytes: int = 0  # looked up at a time
+
+    def floor_us(self, device: Device, precision: str, B: int) -> float:
+        # Of tables nothing is counted from memory: all sentences may look up the same rows.
+        moved = dataclasses.replace(self, row_bytes=self.row_bytes - self.row_looked_up_bytes)
+        cached = self.row_looked_up_bytes * B / device.peak.cache_bandwidth * 1e6
+        return max(Price.floor_us(moved, device, precision, B), cached + self.launches * device.peak.launch_us)
+
+    def estimate_us(self, device: Device, precision: str, B: int) -> float:
+        looked_up = self.row_looked_up_bytes * B
+        rate = L2_RATE * device.peak.cache_bandwidth if self.slice_bytes <= device.cache_bytes else device.bandwidth
+        from_memory = self.row_bytes * B - looked_up + min(looked_up, self.table_bytes)
+        launch_us = device.graph_launch_us or device.launch_us
+        return max(looked_up / rate, from_memory / device.bandwidth) * 1e6 + self.launches * launch_us
+
+
+@dataclass(frozen=True)
+class TokenBranch:
+    """A token convolution, as the kernel is told of it."""
+
+    K: int
+    C: int
+    P: int
+    stride: int
+    before: int
+    column: int  # of y, from which on its maxima stand
+    activation: Elementwise | None
+    has_bias: bool
+    window: int = 0  # of a SequenceMax; 0: all positions count
+
+    @property
+    def span(self) -> int:
+        """Places of a sentence that it looks up, pads included."""
+        return (self.P - 1) * self.stride + self.K
+
+    def words(self, slices: int) -> bytes:
+        sizes = (self.K, self.C, self.P, self.stride, self.before, self.column, slices, self.window)
+        return struct.pack("<11I", *sizes, *activation_words(self.activation))
+
+
+@dataclass(frozen=True)
+class TokenMaxLowering:
+    """For 16 branches at a time:
+
+    token_max(ids, lengths, y, status, branches, B, S, V, D_out, length_bytes, count, share_bits, pitch)
+    """
+
+    ids: StatusWord
+    dtypes: tuple[str, str, str]  # of ids, tables and y
+    branches: tuple[TokenBranch, ...]
+    D_out: int
+    units: int
+    shared_bytes: int  # that a block may have
+    length_bytes: int = 0  # of a sentence's length; 0: they have none
+
+    @property
+    def program(self) -> Program:
+        ids, table, y = self.dtypes
+        return Program(SOURCE, f"token_max<{IDS[ids]}, {STORED[table]}, {NUMBERS[y]}>")
+
+    @property
+    def pitch(self) -> int:
+        """Rows of a sentence in shared memory: an odd number, so that sentences begin in different banks."""
+        return max(branch.span for branch in self.branches) | 1
+
+    def share_bits(self, B: int) -> int:
+        """As many threads a sentence as give all multiprocessors work, and leave room for the rows of all blocks."""
+        slices = sum(slice_count(branch.C, self.dtypes[1]) for branch in self.branches)
+        enough, room, bits = self.units * BLOCKS_A_UNIT, self.shared_bytes // BLOCKS_A_UNIT, 0
+        while bits < MOST_SHARE_BITS and (self._blocks(slices, B, bits) < enough or self._shared(bits) > room):
+            bits += 1
+        return bits
+
+    def fits(self) -> bool:
+        return self._shared(MOST_SHARE_BITS) <= self.shared_bytes
+
+    def _sentences(self, bits: int) -> int:
+        return THREADS // LANES >> bits
+
+    def _blocks(self, slices: int, B: int, bits: int) -> int:
+        return slices * math.ceil(B / self._sentences(bits))
+
+    def _shared(self, bits: int) -> int:
+        maxima = THREADS * 16 // DTYPE_BYTES[self.dtypes[1]] if bits > WARP_BITS else 0
+        return 4 * (self._sentences(bits) * self.pitch + maxima)
+
+    def at(self, B: int) -> Steps:
+        if not B:
+            return Steps(())
+        bits = self.share_bits(B)
+        starts = range(0, len(self.branches), MOST)
+        return Steps(tuple(self._launch(B, bits, range(n, min(n + MOST, len(self.branches)))) for n in starts))
+
+    def _launch(self, B: int, bits: int, numbers: Sequence[int]) -> KernelLaunch:
+        slices = [slice_count(self.branches[n].C, self.dtypes[1]) for n in numbers]
+        none = [Int64(0)] * (MOST - len(numbers))
+        tables: list[Memory | Int64] = [Weight(f"table{n}") for n in numbers]
+        biases: list[Memory | Int64] = [
+            Weight(f"bias{n}") if self.branches[n].has_bias else Int64(0) for n in numbers
+        ]  # fmt: skip
+        has_peaks = self.dtypes[1] == FP8
+        peaks: list[Memory | Int64] = [Weight(f"peaks{n}") if has_peaks else Int64(0) for n in numbers]
+        words = b"".join(self.branches[n].words(count) for n, count in zip(numbers, slices, strict=True))
+        data = words.ljust(MOST * len(words) // len(numbers), b"\0")
+        given = Struct((*tables, *none, *biases, *none, *peaks, *none), data)
+        sizes = Int64(B), Int64(*self.ids.row_shape), Int64(self.ids.limit), Int64(self.D_out)
+        counts = UInt32(self.length_bytes), UInt32(len(numbers)), UInt32(bits), UInt32(self.pitch)
+        lengths = Input(1) if self.length_bytes else Int64(0)
+        grid = self._blocks(sum(slices), B, bits)
+        config = LaunchConfig((grid, 1, 1), (THREADS, 1, 1), self._shared(bits))
+        arguments = (Input(0), lengths, Output(0), self.ids, given, *sizes, *counts)
+        return KernelLaunch(self.program, config, arguments, Budget(registers=80, spill_bytes=32))  # on sm_120
+
+
+class TokenMax:
+    name = "token_max"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)  # sums are float32; tables are as the job says
+    makes = MappingProxyType({op_name(table_peaks): 1.0, op_name(scaled_slices): 1.0})  # by embedding/token_slices.cu
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        if job.is_training or not isinstance(node.layer, TokenConv):
+            return
+        found = find_branches(net, start, ACTIVATIONS, casts=tuple(NUMBERS))
+        if found is None:
+            yield Refusal(self.name, node.name, REFUSED)
+        elif why := _why_not(net, found, device, job):
+            yield Refusal(self.name, node.name, why)
+        elif not (lowering := _lowering(net, found, device, job)).fits():
+            needed = f"{4 * lowering.pitch:,} B for the ids of a sentence"
+            yield Refusal(self.name, node.name, f"needs {needed}, and a block has {device.fast_bytes:,}")
+        else:
+            yield _claim(net, found, lowering, device, job)
+
+
+def _why_not(net: Network, found: Branches, device: Device, job: Job) -> str:
+    architectures = FP8_ARCHITECTURES if job.tables == "fp8" else ARCHITECTURES
+    if device.arch not in architectures:
+        return f"runs on {', '.join(architectures)}, not {device.arch}"
+    tables = [net.weight_type(branch.conv.weights["weight"]) for branch in found.branches]
+    if odd := next((table.dtype for table in tables if table.dtype not in NUMBERS), ""):
+        return f"sums {', '.join(NUMBERS)}, not {odd}"
+    if job.tables == "fp8" and any(int(table.shape[1]) > MOST_TAPS for table in tables):
+        return f"adds up at most {MOST_TAPS} taps of tables of 8 bits"
+    if len({table.shape[0] for table in tables}) > 1:
+        return "checks ids against one table's length, and these have several"
+    return "" if int(tables[0].shape[0]) < MOST_TOKENS else f"takes fewer than {MOST_TOKENS:,} tokens"
+
+
+def _lowering(net: Network, found: Branches, device: Device, job: Job) -> TokenMaxLowering:
+    first, made = found.branches[0].conv, net.types[found.nodes[-1].name]
+    ids, columns = net.types[first.inputs[0]], found.columns(net)
+    V = net.weights[first.weights["weight"]].shape[0]
+    return TokenMaxLowering(
+        StatusWord(first.inputs[0], ids.row_shape, V), (ids.dtype, _stored(net, found, job), made.dtype),
+        tuple(_branch(net, branch, columns[branch.last]) for branch in found.branches), made.row_size, device.units,
+        device.fast_bytes, DTYPE_BYTES[net.types[found.lengths].dtype] if found.lengths else 0,
+    )  # fmt: skip
+
+
+def _branch(net: Network, branch: Branch, column: int) -> TokenBranch:
+    conv = branch.conv
+    assert isinstance(conv.layer, TokenConv)
+    _, K, C = net.weights[conv.weights["weight"]].shape
+    P = int(net.types[conv.name].shape[2])
+    stride, before = conv.layer.stride, conv.layer.pads[0]
+    return TokenBranch(K, C, P, stride, before, column, branch.activation, "bias" in conv.weights, branch.window)
+
+
+def _stored(net: Network, found: Branches, job: Job) -> str:
+    """The dtype of tables: as was asked for, or as the network is computed, or as they are."""
+    if job.tables == "fp8":
+        return FP8
+    given = {net.weight_type(branch.conv.weights["weight"]).dtype for branch in found.branches}
+    half = HALF.get(job.tables) or HALF.get(job.precision)
+    return half or (given.pop() if len(given) == 1 else "float32")
+
+
+def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: Device, job: Job) -> Claim:
+    stored = lowering.dtypes[1]
+    recipes: dict[str, Recipe] = {}
+    for n, branch in enumerate(found.branches):
+        weights = branch.conv.weights
+        made, shape = made_tables(net, weights["weight"], stored, device, job), net.weights[weights["weight"]].shape
+        recipes[f"table{n}"] = sliced(made, (shape[0], shape[1], shape[2]), stored)
+        if stored == FP8:
+            recipes[f"peaks{n}"] = peaks_of(made, shape[2])
+        if "bias" in weights:
+            recipes[f"bias{n}"] = Recipe.of(as_is, (weights["bias"],), net.weights[weights["bias"]].shape)
+    tables = [recipes[f"table{n}"] for n in range(len(found.branches))]
+    ids = net.types[found.branches[0].conv.inputs[0]]
+    looked_up = DTYPE_BYTES[stored] * sum(net.row_looked_up(branch.conv) for branch in found.branches)
+    price = GatherPrice(
+        sum(map(net.row_flop, found.nodes)), ids.row_bytes + looked_up + net.types[found.nodes[-1].name].row_bytes,
+        launches=len(lowering.at(1).launches), precision="fp32", row_looked_up_bytes=looked_up,
+        table_bytes=sum(table.nbytes for table in tables),
+        slice_bytes=max(table.nbytes // table.shape[0] for table in tables),
+        why_slow=f"rows of tables come from L2 at {L2_RATE:.2g} of its peak",
+    )  # fmt: skip
+    taps = "+".join(str(branch.K) for branch in lowering.branches)
+    rows = sum(branch.K * branch.P for branch in lowering.branches)
+    return Claim(
+        kernel=TokenMax.name,
+        label=f"{TokenMax.name}<{taps},{lowering.branches[0].C},{stored}>",
+        nodes=tuple(node.name for node in found.nodes),
+        price=price,
+        why=f"{rows} rows looked up and added a sentence, maxima in registers",
+        recipes=recipes,
+        order="taps in order, in float16, then the bias" if stored == FP8 else "taps in order, then the bias",
+        facts=lowering,
+        reads={found.branches[0].conv.inputs[0]: Use(is_read_often=True)},  # for every slice
+    )
+
+
+def made_tables(net: Network, weight: str, stored: str, device: Device, job: Job) -> str | Recipe:
+    """The tables before they are sliced: those that a fold makes as products of the tensor cores, where these can."""
+    folded = _folded(net, weight)
+    if folded is None or device.arch not in product_wgmma.ARCHITECTURES:
+        return weight
+    is_narrow = stored in (FP8, HALF.get(job.precision)) and job.precision in HALF
+    return _tensor_tables(net, folded, job.precision if is_narrow else "fp32") or weight
+
+
+def _folded(net: Network, weight: str) -> Recipe | None:
+    """What a fold makes a weight by, however it was rounded since; None if it is no such weight."""
+    found = net.weights[weight]
+    while isinstance(found, Recipe) and found.op == op_name(as_is):
+        (source,) = found.sources
+        found = source if isinstance(source, Recipe) else net.weights[source]
+    return found if isinstance(found, Recipe) and found.op == op_name(token_tables) else None
+
+
+def _tensor_tables(net: Network, folded: Recipe, precision: str) -> Recipe | None:
+    """The same tables of rows and taps as the tensor cores multiply them; None where they are few or odd."""
+    (rows, W), (V, K, C) = folded.sources, folded.shape
+    assert isinstance(rows, str)
+    E, dtype = net.weights[rows].shape[1], PRECISIONS[precision].dtype
+    is_small = K * C * E < product_wgmma.LEAST_WEIGHTS
+    if (
+        is_small
+        or net.weight_type(rows).dtype != "float32"
+        or WgmmaProduct(V, K * C, E, precision, (dtype, dtype)).why_not()
+    ):
+        return None
+    taps = Recipe.of(token_taps, (W,), (K * C, E), dtype, E=E)
+    if precision == "fp32":
+        split = product_wgmma.multiplied_weight(taps, (K * C, E), precision)
+        return Recipe.of(split_tables, (rows, split), folded.shape, dtype, folded.flop, K=K)
+    narrow = Recipe.of(as_is, (rows,), (V, E), dtype)
+    return Recipe.of(narrow_tables, (narrow, taps), folded.shape, dtype, folded.flop, K=K)
+
+
+def _instance(*dtypes: str) -> Instance:
+    branches = tuple(TokenBranch(K, 1024, 17 - K, 1, 0, 1024 * n, None, True) for n, K in enumerate((3, 5, 7, 9)))
+    status = StatusWord("ids", (16,), 21_635)
+
+    def launch(device: Device) -> KernelLaunch:
+        if dtypes[1] == FP8:
+            need_fp8(device)
+        made = TokenMaxLowering(
+            status, (dtypes[0], dtypes[1], dtypes[2]), branches, 4096, device.units, device.fast_bytes
+        )
+        return made.at(16_384).launches[0]
+
+    return Instance(", ".join(dtypes), launch)
+
+
+INSTANCES = (
+    _instance("int32", "float16", "float16"), _instance("int32", "float16", "float32"),
+    _instance("int32", "bfloat16", "bfloat16"), _instance("int64", "bfloat16", "float32"),
+    _instance("int32", "float32", "float32"), _instance("int64", "float32", "float16"),
+    _instance("int32", FP8, "float16"), _instance("int32", FP8, "float32"),
+)  # fmt: skip

@@ -1,0 +1,150 @@
+"""Host side of embedding/token_slices.cu: tables of folded embeddings as token_max looks them up."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from onchip.errors import PlanError
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    Output,
+    Program,
+    Scratch,
+    Steps,
+    UInt32,
+    in_line,
+)
+from onchip.kernels.cuda.reduction.reduce import along
+from onchip.kernels.fp8_tables import FP8, in_fp8, peaks_of
+from onchip.network.recipe import Array, Recipe, recipe_op, sliced_op
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+ROW_BYTES, ROWS, THREADS = 128, 128, 256  # as the .cu file has them
+FP8_ARCHITECTURES = tuple(arch for arch in EVERY_CHIP if arch not in ("sm_80", "sm_86"))
+MOST_TAPS = 128  # of tables of 8 bits: sums of so many are finite in float16
+STORED = NUMBERS | {FP8: "e4m3"}
+BUDGET = Budget(registers=64)
+STRIPS = 512  # of rows, of which a block finds the largest numbers
+MOST_TOKENS = (1 << 31) - 1  # rows are counted in 32 bits
+
+
+def slice_channels(dtype: str) -> int:
+    """Of a slice: a line of a cache."""
+    return ROW_BYTES // DTYPE_BYTES[dtype]
+
+
+def slice_count(C: int, dtype: str) -> int:
+    return math.ceil(C / slice_channels(dtype))
+
+
+def sliced(tables: str | Recipe, shape: tuple[int, int, int], dtype: str) -> Recipe:
+    """Tables of this shape, (V, K, C), in slices."""
+    V, K, C = shape
+    width = slice_channels(dtype)
+    if dtype == FP8:
+        made = slice_count(C, dtype), K, V + 1, width
+        return Recipe.of(scaled_slices, (tables, peaks_of(tables, C)), made, dtype, width=width)
+    return Recipe.of(token_slices, (tables,), (slice_count(C, dtype), K, V + 1, width), dtype, width=width)
+
+
+@recipe_op
+def token_slices(tables: Array, width: int) -> Array:
+    """(V, K, C) -> (slices, K, V + 1, width): the last row, and channels from C on, are zeros."""
+    V, K, C = tables.shape
+    made = np.zeros((math.ceil(C / width), K, V + 1, width), tables.dtype)
+    for number, part in enumerate(made):
+        found = tables[:, :, number * width : (number + 1) * width]
+        part[:, :V, : found.shape[2]] = found.transpose(1, 0, 2)
+    return made
+
+
+@recipe_op
+def scaled_slices(tables: Array, peaks: Array, width: int) -> Array:
+    """(V, K, C) -> (slices, K, V + 1, width) of 8 bits, each channel times LARGEST over its peak; NaN if not finite."""
+    return token_slices(in_fp8(tables, peaks), width)
+
+
+@recipe_op
+def token_taps(W: Array, E: int) -> Array:
+    """W (C_out, E, K) of a Conv1d or (C_out, K * E) of a Linear -> (K * C_out, E): one row a tap and channel."""
+    taps = W.transpose(2, 0, 1) if W.ndim == 3 else W.reshape(len(W), -1, E).transpose(1, 0, 2)
+    return np.ascontiguousarray(taps).reshape(-1, E)
+
+
+@sliced_op
+def narrow_tables(rows: Array, taps: Array, K: int) -> Array:
+    """rows (V, E) and taps (K * C_out, E) of 16 bits -> (V, K, C_out), summed in float32."""
+    return _products(rows.astype(np.float32), taps.astype(np.float32), K)
+
+
+@sliced_op
+def split_tables(rows: Array, taps: Array, K: int) -> Array:
+    """rows (V, E) and taps (2, K * C_out, E), each the sum of two tf32 (gemm/sm90.py) -> (V, K, C_out)."""
+    return _products(rows, taps.sum(axis=0), K)
+
+
+def _products(rows: Array, taps: Array, K: int) -> Array:
+    made: Array = rows @ taps.T
+    return made.reshape(len(rows), K, -1)
+
+
+def slices_launch(
+    recipe: Recipe, given: tuple[tuple[int, ...], str], x: Argument, y: Argument, peaks: Argument | None = None
+) -> KernelLaunch:
+    """given  the shape and the dtype of the tables
+    peaks  of their channels, where the slices are of 8 bits
+    """
+    (V, K, C), dtype = given
+    chunks = math.ceil((V + 1) / ROWS)
+    program = Program(SOURCE, f"token_slices<{NUMBERS[dtype]}, {STORED[recipe.dtype]}>")
+    sizes = Int64(V), UInt32(K), UInt32(C), UInt32(chunks)
+    return KernelLaunch(program, in_line(recipe.shape[0] * K * chunks), (x, peaks or Int64(0), y, *sizes), BUDGET)
+
+
+def peaks_steps(given: tuple[tuple[int, ...], str], units: int) -> Steps:
+    """given  the shape and the dtype of the tables"""
+    (V, K, C), dtype = given
+    strips, wide = min(STRIPS, V * K), math.ceil(C / THREADS)
+    sizes = Int64(V * K), Int64(C), UInt32(strips), UInt32(wide)
+    program = Program(SOURCE, f"table_peaks<{NUMBERS[dtype]}>")
+    parts = KernelLaunch(program, in_line(strips * wide), (Input(0), Scratch(0), *sizes), BUDGET)
+    whole = along("reduce", "Max", "float32", (1, strips, C), units, Scratch(0))
+    return Steps((parts, whole), 4 * strips * C)
+
+
+def _instance(given: str, made: str) -> Instance:
+    shape = (1000, 3, 100)
+    recipe = sliced("tables", shape, made)
+
+    def launch(device: Device) -> KernelLaunch:
+        if made == FP8:
+            need_fp8(device)
+        return slices_launch(recipe, (shape, given), Input(0), Output(0))
+
+    return Instance(f"{given} to {made}", launch)
+
+
+def need_fp8(device: Device) -> None:
+    if device.arch not in FP8_ARCHITECTURES:
+        raise PlanError(f"tables of 8 bits need {', '.join(FP8_ARCHITECTURES)}", got=device.arch)
+
+
+INSTANCES = (
+    _instance("float32", "float16"), _instance("float32", "float32"), _instance("float32", "bfloat16"),
+    _instance("float16", "float16"), _instance("bfloat16", "bfloat16"), _instance("float16", FP8),
+    _instance("float32", FP8),
+    Instance("peaks", lambda device: peaks_steps(((1000, 3, 100), "float16"), 132).launches[0]),
+)  # fmt: skip

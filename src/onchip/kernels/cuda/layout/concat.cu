@@ -1,0 +1,81 @@
+// layout/concat.cu: several values put where they belong in their union: side by side (Concat), or every so many pixels
+// (Interleave).
+//
+// Idea    concat: threads make words of y that lie next to each other, so that lines of memory are written whole; which
+//         value a word is of is a few comparisons. Four words a thread are under way at once. interleave: as many blocks
+//         for each value; threads move words that lie next to each other in it, and divide to find where they go. Words
+//         are as large as what stays together in all values allows.
+// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
+// Layout  concat: x (outer, its words), y (outer, the words of all, `pitch`). interleave: x (outer, h, w, inner), y (outer,
+//         H, W, inner), row-major: x's (o, i, j, c) goes to (o, at_h + i * step_h, at_w + j * step_w, c).
+// Limits  Up to 8 values a launch; words of 1, 2, 4, 8 or 16 bytes, aligned; Index counts those of a launch, or of a
+//         value; less than 2^32 words of a line of y; sm_80 up.
+#include "common/fast_divide.cuh"
+
+constexpr int THREADS = 256, TOGETHER = 4, MOST = 8;
+
+struct Value {
+    long long count, H, W, step_h, step_w, at_h, at_w;
+    Divider h, w, inner;
+};
+
+struct Values {
+    const void* x[MOST];
+    Value value[MOST];
+};
+
+// Values side by side: the v-th has words begin[v] to begin[v + 1] of a line of y.
+struct Lines {
+    const void* x[MOST];
+    u32 begin[MOST + 1];
+    Divider words;  // of all of them
+};
+
+// count  words of y that are made
+// at     where in a line those of the first value are
+template <class T, class Index>
+__global__ void __launch_bounds__(THREADS)
+    concat(const __grid_constant__ Lines lines, T* y, long long count, long long pitch, long long at) {
+    const long long begin = static_cast<long long>(blockIdx.x) * THREADS * TOGETHER + threadIdx.x;
+    T words[TOGETHER];
+    T* to[TOGETHER];
+#pragma unroll
+    for (int k = 0; k < TOGETHER; ++k) {
+        if (begin + k * THREADS >= count) break;
+        Index line = static_cast<Index>(begin + k * THREADS);
+        const u32 word = take_rest(line, lines.words);
+        int v = 0;
+#pragma unroll
+        for (int i = 1; i < MOST; ++i) v += word >= lines.begin[i];
+        const T* x = static_cast<const T*>(lines.x[v]);
+        words[k] = x[line * static_cast<long long>(lines.begin[v + 1] - lines.begin[v]) + (word - lines.begin[v])];
+        to[k] = y + line * pitch + at + word;
+    }
+#pragma unroll
+    for (int k = 0; k < TOGETHER; ++k) {
+        if (begin + k * THREADS < count) *to[k] = words[k];
+    }
+}
+
+// blocks  for each value
+template <class T, class Index>
+__global__ void __launch_bounds__(THREADS) interleave(const __grid_constant__ Values values, T* y, u32 blocks) {
+    const Value& at = values.value[blockIdx.x / blocks];
+    const T* x = static_cast<const T*>(values.x[blockIdx.x / blocks]);
+    const long long step = static_cast<long long>(blocks) * THREADS * TOGETHER;
+    for (long long begin = static_cast<long long>(blockIdx.x % blocks) * THREADS * TOGETHER + threadIdx.x;
+         begin < at.count; begin += step) {
+        T words[TOGETHER];
+#pragma unroll
+        for (int k = 0; k < TOGETHER; ++k) {
+            if (begin + k * THREADS < at.count) words[k] = x[begin + k * THREADS];
+        }
+#pragma unroll
+        for (int k = 0; k < TOGETHER; ++k) {
+            if (begin + k * THREADS >= at.count) break;
+            Index n = static_cast<Index>(begin + k * THREADS);
+            const u32 c = take_rest(n, at.inner), j = take_rest(n, at.w), i = take_rest(n, at.h);
+            y[((n * at.H + at.at_h + i * at.step_h) * at.W + at.at_w + j * at.step_w) * at.inner.size + c] = words[k];
+        }
+    }
+}

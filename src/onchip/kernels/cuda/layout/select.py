@@ -1,0 +1,125 @@
+"""Slice, Gather, Pad, Tile and NearestResize on a GPU: the host side of layout/select.cu."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.cuda.common.fast_divide import divider, index_of
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    Output,
+    Program,
+    Steps,
+    Struct,
+    Weight,
+    in_line,
+)
+from onchip.kernels.cuda.layout.permute import WORDS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.kernels.selection import may_turn, tables_for
+from onchip.network.graph import Network
+from onchip.network.layers import LAYERS, Selection
+from onchip.network.recipe import Array, Attribute, Recipe, recipe_op
+from onchip.network.types import DTYPE_BYTES, numpy_dtype
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+THREADS, TOGETHER, BLOCKS_A_UNIT, WAVES = 256, 4, 8, 8
+MOST_WORDS = 1 << 31  # of a row of x
+
+
+@recipe_op
+def places_of(
+    kind: str, given: tuple[tuple[str, Attribute], ...], row_shape: tuple[int, ...], layout: str, word: int
+) -> Array:
+    """The tables of a layer, one behind the other, in words of so many numbers."""
+    layer = LAYERS[kind](**dict(given))
+    assert isinstance(layer, Selection)
+    together = np.concatenate(tables_for(layer, row_shape, layout).places)
+    return np.where(together < 0, -1, together // word).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class SelectLowering:
+    """select(x, places, y, count, x_row, axes, fill); sizes in words"""
+
+    outer: int
+    x_row: int
+    sizes: tuple[int, int, int]
+    run: int
+    word_bytes: int
+    fill: bytes  # 16
+    units: int
+
+    def at(self, B: int) -> Steps:
+        count = B * self.outer * math.prod(self.sizes) * self.run
+        if not count:
+            return Steps(())
+        program = Program(SOURCE, f"select<{WORDS[self.word_bytes]}, {index_of(count)}>")
+        axes = Struct((), b"".join(divider(size).data for size in (*self.sizes, self.run)))
+        arguments = (
+            Input(0), Weight("places"), Output(0), Int64(count), Int64(self.x_row), axes, Struct((), self.fill),
+        )  # fmt: skip
+        blocks = min(-(-count // (THREADS * TOGETHER)), self.units * BLOCKS_A_UNIT * WAVES)
+        return Steps((KernelLaunch(program, in_line(blocks), arguments, Budget(registers=64, spill_bytes=16)),))
+
+
+class SelectAlone:
+    name = "select"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)  # numbers are only moved
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        layer = node.layer
+        if not isinstance(layer, Selection) or job.is_training:
+            return
+        x, y = net.types[node.inputs[0]], net.types[node.name]
+        if device.arch not in ARCHITECTURES or x.row_size >= MOST_WORDS:
+            why = f"takes rows of fewer than {MOST_WORDS:,} numbers on {', '.join(ARCHITECTURES)}"
+            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
+            return
+        item_bytes, given = DTYPE_BYTES[x.dtype], tuple(sorted(layer.attributes().items()))
+        fill = np.full(16 // item_bytes, layer.fill).astype(numpy_dtype(x.dtype)).tobytes()
+        for layout in (ROWS, CHANNELS_LAST) if may_turn(net, node) else (ROWS,):
+            made = tables_for(layer, x.row_shape, layout)
+            word_bytes = math.gcd(16, made.run * item_bytes)
+            word = word_bytes // item_bytes
+            n1, n2, n3 = map(len, made.places)
+            recipe = Recipe.of(
+                places_of, (), (n1 + n2 + n3,), "int32", kind=layer.kind, given=given, row_shape=x.row_shape,
+                layout=layout, word=word,
+            )  # fmt: skip
+            yield Claim(
+                self.name, f"{self.name}<{layer.kind}>", (node.name,),
+                Price(0, min(x.row_bytes, y.row_bytes) + y.row_bytes, recipe.nbytes), "one layer by itself",
+                {"places": recipe}, reads={node.inputs[0]: Use(layout)} if layout != ROWS else {},
+                gives={node.name: layout} if layout != ROWS else {},
+                facts=SelectLowering(
+                    made.outer, made.x_row // word, (n1, n2, n3), made.run // word, word_bytes, fill, device.units
+                ),
+            )  # fmt: skip
+
+
+def _instance(name: str, word_bytes: int, count: int = 1 << 20) -> Instance:
+    made = SelectLowering(8, 512, (1, 16, 16), 2, word_bytes, bytes(16), 132)
+    return Instance(name, lambda device: made.at(count // 4096).launches[0])
+
+
+INSTANCES = (
+    _instance("floats", 4), _instance("bytes", 1), _instance("halves", 2), _instance("doubles", 8),
+    _instance("16 bytes", 16), _instance("very many", 16, 1 << 32),
+)  # fmt: skip

@@ -1,0 +1,125 @@
+"""Pools on a GPU: the host side of pool/pool.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onchip.kernels.chain import in_layouts
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    FLOATS,
+    Budget,
+    Input,
+    Instance,
+    KernelLaunch,
+    Output,
+    Program,
+    Steps,
+)
+from onchip.kernels.cuda.common.window import Axis, Windows, axes_of
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.network.graph import Network, Node
+from onchip.network.layers import AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+
+ARCHITECTURES = EVERY_CHIP
+SOURCE = Path(__file__).with_suffix(".cu")
+POOLS = (MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
+UNROLLED = ((2, 2, 2), (3, 3, 2), (3, 3, 1), (1, 2, 1), (1, 3, 1))
+TOGETHER = (4, 4)
+
+
+@dataclass(frozen=True)
+class PoolLowering:
+    """pool(x, y, windows)"""
+
+    how: str  # "Max", "Mean" or "MeanWithPads"
+    number: str  # as pool/pool.cu names it
+    windows: Windows
+
+    @property
+    def vector(self) -> int:
+        """Channels a thread: 16 bytes of them, where they lie last and divide those of a pixel."""
+        V = 16 // self.windows.number_bytes
+        return V if self.windows.is_last and self.windows.C % V == 0 else 1
+
+    def at(self, B: int) -> Steps:
+        if not B:
+            return Steps(())
+        cut, config, windows = self.windows.arguments(B, self.vector)
+        program = Program(SOURCE, f"pool<{self.how}, {self.number}, {cut}>")
+        # A word of 3 x 3, channels last, is set aside on sm_80.
+        budget = Budget(registers=128, spill_bytes=4)
+        return Steps((KernelLaunch(program, config, (Input(0), Output(0), windows), budget),))
+
+
+def _lowering(how: str, dtype: str, windows: Windows) -> PoolLowering:
+    """Two channels are one number, where they lie last and the largest of them are found at once."""
+    is_in_pairs = how == "Max" and windows.is_last and windows.number_bytes == 2 and windows.C % 2 == 0
+    if not is_in_pairs:
+        return PoolLowering(how, FLOATS[dtype], windows)
+    halved = replace(windows, C=windows.C // 2, N=windows.N // 2, number_bytes=4)
+    return PoolLowering(how, f"Pairs<{FLOATS[dtype]}>", halved)
+
+
+class PoolAlone:
+    name = "pool"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        if not isinstance(node.layer, POOLS) or job.is_training:
+            return
+        x, y = net.types[node.inputs[0]], net.types[node.name]
+        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or not _windows(net, node, False, device).fits:
+            why = f"computes on rows of less than 2^31 numbers of {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
+            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
+            return
+        kernel = ",".join(map(str, node.layer.attributes()["kernel"]))
+        price = Price(net.row_flop(node), x.row_bytes + y.row_bytes)
+        how = "Max" if isinstance(node.layer, MaxPool1d | MaxPool2d) else "Mean"
+        claim = Claim(
+            self.name, f"{node.layer.kind.lower()}<{kernel}>", (node.name,), price, "one layer by itself",
+            order="" if how == "Max" else "rows of taps in order",
+        )  # fmt: skip
+        how += "WithPads" if node.layer.attributes().get("count_pads") else ""
+        for each in in_layouts(net, node, claim):
+            yield replace(each, facts=_lowering(how, x.dtype, _windows(net, node, bool(each.gives), device)))
+
+
+def _windows(net: Network, node: Node, is_last: bool, device: Device) -> Windows:
+    (C, *sizes), (_, *counts) = (net.types[value].row_shape for value in (node.inputs[0], node.name))
+    h, w = axes_of(node.layer, tuple(sizes), tuple(counts), node.layer.attributes()["kernel"])
+    return Windows(C, C, h, w, is_last, DTYPE_BYTES[net.types[node.name].dtype], UNROLLED, TOGETHER, device.units)
+
+
+def _instance(
+    name: str, how: str, dtype: str, is_last: bool, taps: int = 2, stride: int = 2, B: int = 1000
+) -> Instance:
+    axis = Axis(16, 8, taps, stride, 0, 1, 16)
+    windows = Windows(64, 64, axis, axis, is_last, DTYPE_BYTES[dtype], UNROLLED, TOGETHER, 132)
+    lowering = _lowering(how, dtype, windows)
+    return Instance(name, lambda device: lowering.at(B).launches[0])
+
+
+INSTANCES = (
+    _instance("largest", "Max", "float32", False),
+    _instance("largest, channels last", "Max", "float16", True),
+    _instance("largest of 3 x 3, channels last", "Max", "float32", True, 3),
+    _instance("mean", "Mean", "bfloat16", False),
+    _instance("mean of 3 x 3, channels last", "Mean", "float16", True, 3, 1),
+    _instance("mean with pads", "MeanWithPads", "float64", True),
+    _instance("largest of any window", "Max", "float32", False, 4),
+    _instance("mean of any window, channels last", "Mean", "float16", True, 4),
+    _instance("largest of any window that slides", "Max", "float32", False, 7, 1),
+    _instance("largest of any window that slides, channels last", "Max", "float16", True, 7, 1),
+    _instance("mean of any window that slides", "Mean", "float16", False, 7, 1),
+    _instance("mean of any window that slides, channels last", "Mean", "bfloat16", True, 7, 1),
+    _instance("mean of 3 x 3", "Mean", "float16", False, 3, 1),
+    _instance("very many", "Max", "float32", False, B=1 << 24),
+)

@@ -1,0 +1,162 @@
+"""LinearResize on a GPU: the host side of pool/resize.cu."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.cuda.common.fast_divide import divider, index_of
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    FLOATS,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    Output,
+    Program,
+    Steps,
+    Struct,
+    UInt32,
+    Weight,
+    in_line,
+)
+from onchip.kernels.cuda.layout.select import MOST_WORDS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.kernels.selection import ResizeParts, axis_taps, may_turn, resize_parts
+from onchip.network.graph import Network
+from onchip.network.layers import LinearResize
+from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.network.types import DTYPE_BYTES
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+THREADS, BLOCKS_A_UNIT = 256, 4
+MOST_PLACES = 8  # of a thread
+# Shares of the device's fp32 rate, in which the work around a mean is counted, too: 32 channels of 32x32 to 64x64 took
+# 1,040 to 1,407 us in rows and 491 to 780 with channels last, 4,096 of them (H200).
+RATE = {ROWS: 0.04, CHANNELS_LAST: 0.1}
+
+
+def _layer(sizes: tuple[int, ...], scales: tuple[float, ...], coordinates: str) -> LinearResize:
+    return LinearResize(sizes, scales, coordinates)  # type: ignore[arg-type]
+
+
+@recipe_op
+def resize_taps(
+    sizes: tuple[int, ...], scales: tuple[float, ...], coordinates: str, row_shape: tuple[int, ...], layout: str
+) -> Array:
+    """(n1 + n2 + n3, 2): where the two numbers lie."""
+    axes = axis_taps(_layer(sizes, scales, coordinates), row_shape, layout)
+    return np.concatenate([np.stack((taps.low, taps.high), 1) * step for taps, step in axes]).astype(np.int32)
+
+
+@recipe_op
+def resize_shares(
+    sizes: tuple[int, ...], scales: tuple[float, ...], coordinates: str, row_shape: tuple[int, ...], layout: str
+) -> Array:
+    """(n1 + n2 + n3,): the share of the second."""
+    axes = axis_taps(_layer(sizes, scales, coordinates), row_shape, layout)
+    return np.concatenate([taps.share for taps, _ in axes])
+
+
+@dataclass(frozen=True)
+class ResizeLowering:
+    """resize(x, taps, shares, y, count, x_row, strip, axes)"""
+
+    dtype: str
+    parts: ResizeParts
+    units: int
+
+    @property
+    def neighbours(self) -> int:
+        """Numbers that lie together, up to 16 bytes of them."""
+        return math.gcd(self.parts.run, 16 // DTYPE_BYTES[self.dtype])
+
+    @property
+    def together(self) -> int:
+        """Places along the third axis that are stored at once, where they lie side by side."""
+        return math.gcd(self.parts.sizes[2], 16 // DTYPE_BYTES[self.dtype]) if self.parts.run == 1 else 1
+
+    def threads(self, B: int, strip: int) -> int:
+        n1, n2, n3 = self.parts.sizes
+        return B * self.parts.outer * n1 * n2 * math.ceil(n3 / strip) * (self.parts.run // self.neighbours)
+
+    def strip(self, B: int) -> int:
+        """Places that a thread makes, one after the other: few where threads would be too few."""
+        strip = max(MOST_PLACES, self.together)
+        while strip > self.together and self.threads(B, strip) < self.units * THREADS * BLOCKS_A_UNIT:
+            strip //= 2
+        return strip
+
+    def at(self, B: int) -> Steps:
+        parts, V, strip = self.parts, self.neighbours, self.strip(B)
+        count = self.threads(B, strip)
+        if not count:
+            return Steps(())
+        program = Program(SOURCE, f"resize<{FLOATS[self.dtype]}, {index_of(count)}, {V}, {self.together}>")
+        n1, n2, n3 = parts.sizes
+        sizes = b"".join(divider(size).data for size in (n1, n2, math.ceil(n3 / strip), parts.run // V))
+        axes = Struct((), sizes + struct.pack("<4I", n3, *parts.is_resized))
+        arguments = (
+            Input(0), Weight("taps"), Weight("shares"), Output(0), Int64(count), Int64(parts.x_row),
+            UInt32(strip), axes,
+        )  # fmt: skip
+        return Steps((KernelLaunch(program, in_line(-(-count // THREADS)), arguments, Budget(registers=80)),))
+
+
+class ResizeAlone:
+    name = "resize"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        layer = node.layer
+        if not isinstance(layer, LinearResize) or job.is_training:
+            return
+        x, y = net.types[node.inputs[0]], net.types[node.name]
+        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or x.row_size >= MOST_WORDS:
+            why = f"resizes rows of fewer than {MOST_WORDS:,} {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
+            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
+            return
+        wide = "float64" if x.dtype == "float64" else "float32"
+        for layout in (ROWS, CHANNELS_LAST) if may_turn(net, node) else (ROWS,):
+            if (parts := resize_parts(layer, x, layout)) is None:
+                continue
+            given, count = {**layer.attributes(), "row_shape": x.row_shape, "layout": layout}, sum(parts.sizes)
+            recipes = {
+                "taps": Recipe.of(resize_taps, (), (count, 2), "int32", **given),
+                "shares": Recipe.of(resize_shares, (), (count,), wide, **given),
+            }
+            yield Claim(
+                self.name, f"{self.name}<linear>", (node.name,),
+                Price(
+                    net.row_flop(node), x.row_bytes + y.row_bytes, sum(r.nbytes for r in recipes.values()),
+                    precision="fp32", rate=RATE[layout],
+                ),
+                "one layer by itself", recipes, order="axis by axis",
+                reads={node.inputs[0]: Use(layout)} if layout != ROWS else {},
+                gives={node.name: layout} if layout != ROWS else {},
+                facts=ResizeLowering(x.dtype, parts, device.units),
+            )  # fmt: skip
+
+
+def _instance(dtype: str, run: int) -> Instance:
+    made = ResizeLowering(dtype, ResizeParts(8, 64, (1, 32, 32), run, (False, True, True)), 132)
+    return Instance(f"{dtype}, runs of {run}", lambda device: made.at(64).launches[0])
+
+
+INSTANCES = tuple(
+    _instance(dtype, run)
+    for dtype, run in (("float32", 1), ("float32", 8), ("float16", 8), ("float16", 1), ("float16", 3), ("float64", 2))
+)

@@ -1,0 +1,211 @@
+"""Recipes made on a GPU: the operations that cost something, as launches. The NumPy evaluators are the truth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    Output,
+    Program,
+    Scratch,
+    Steps,
+    UInt32,
+    in_line,
+)
+from onchip.kernels.cuda.conv.sm90 import ConvWgmma, spread_taps
+from onchip.kernels.cuda.embedding.token_max import TokenMax
+from onchip.kernels.cuda.embedding.token_slices import (
+    narrow_tables,
+    peaks_steps,
+    scaled_slices,
+    slices_launch,
+    split_tables,
+    token_slices,
+    token_taps,
+)
+from onchip.kernels.cuda.gemm.simt import MAKES, Product, narrow_weight
+from onchip.kernels.cuda.gemm.sm90 import UNBIASED, ProductWgmma, WgmmaProduct, split_weight, tf32_weight
+from onchip.kernels.cuda.layout.permute import permute
+from onchip.kernels.cuda.mlp.packing import narrowed
+from onchip.kernels.fp8_tables import table_peaks
+from onchip.network.recipe import Array, Recipe, as_is, op_name, transposed
+from onchip.plan.device import Device
+from onchip.plan.rewrites.embedding import token_tables
+from onchip.plan.rewrites.linear import merged_weight
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+THREADS, BLOCKS_A_UNIT = 256, 8
+LARGEST_HALF = 65520.0  # from here on a number is infinite in float16
+
+
+class Source(NamedTuple):
+    """What a recipe reads."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class RecipeLowering:
+    """A recipe as launches. Input(i) is source i, Output(0) is what is made."""
+
+    recipe: Recipe
+    sources: tuple[Source, ...]
+    device: Device
+
+    def at(self, B: int) -> Steps:
+        """For B rows: all of them, or of a recipe that can be made in slices any number."""
+        return LOWERINGS[self.recipe.op](self, B)
+
+
+def _as_is(given: RecipeLowering, B: int) -> Steps:
+    count, dtypes = B * math.prod(given.recipe.shape[1:]), (given.sources[0].dtype, given.recipe.dtype)
+    return Steps((permute(dtypes, (count,), (0,), given.device.units, Input(0), Output(0)),) if count else ())
+
+
+def _transposed(given: RecipeLowering, B: int) -> Steps:
+    (source,), axes = given.sources, dict(given.recipe.attributes)["axes"]
+    assert isinstance(axes, tuple)
+    dtypes, order = (source.dtype, given.recipe.dtype), [int(axis) % len(axes) for axis in axes]  # type: ignore[arg-type]
+    return Steps((permute(dtypes, source.shape, order, given.device.units, Input(0), Output(0)),))
+
+
+def _token_tables(given: RecipeLowering, B: int) -> Steps:
+    """rows (V, E) times taps (K * C_out, E), which makes (V, K * C_out)."""
+    rows, W = given.sources
+    _, K, C_out = given.recipe.shape
+    E = rows.shape[1]
+    units, taps = given.device.units, Scratch(0)
+    product = Product(B, K * C_out, E, "fp32", (rows.dtype, given.recipe.dtype))
+    return Steps(
+        (
+            permute((W.dtype, "float32"), *_taps(W, K, E), units, Input(1), taps),
+            product.launch(units, Input(0), taps, Int64(0), Output(0)),
+        ),
+        scratch_bytes=4 * K * C_out * E,
+    )
+
+
+def _token_taps(given: RecipeLowering, B: int) -> Steps:
+    (W,), (N, E) = given.sources, given.recipe.shape
+    dtypes = W.dtype, given.recipe.dtype
+    return Steps((permute(dtypes, *_taps(W, N // W.shape[0], E), given.device.units, Input(0), Output(0)),))
+
+
+def _tensor_tables(given: RecipeLowering, B: int) -> Steps:
+    """rows (V, E) times taps (K * C_out, E) on the tensor cores, both as these multiply them."""
+    rows, _ = given.sources
+    _, K, C_out = given.recipe.shape
+    precision = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[rows.dtype]
+    product = WgmmaProduct(B, K * C_out, rows.shape[1], precision, (rows.dtype, given.recipe.dtype))
+    return Steps((product.launch(given.device.units, Input(0), Input(1), Int64(0), Output(0)),))
+
+
+def _token_slices(given: RecipeLowering, B: int) -> Steps:
+    tables, *peaks = given.sources
+    lies = tables.shape, tables.dtype
+    return Steps((slices_launch(given.recipe, lies, Input(0), Output(0), Input(1) if peaks else None),))
+
+
+def _table_peaks(given: RecipeLowering, B: int) -> Steps:
+    (tables,) = given.sources
+    return peaks_steps((tables.shape, tables.dtype), given.device.units)
+
+
+def _taps(W: Source, K: int, E: int) -> tuple[tuple[int, ...], tuple[int, int, int]]:
+    """The shape of W, and the order of its axes with taps first and the embedding's last: (K, C_out, E).
+
+    W is (C_out, E, K) of a Conv1d, (C_out, K * E) of a Linear.
+    """
+    return (W.shape, (2, 0, 1)) if len(W.shape) == 3 else ((W.shape[0], K, E), (1, 0, 2))
+
+
+def _merged_weight(given: RecipeLowering, B: int) -> Steps:
+    """W2 (D_out, D_mid) W1 (D_mid, D_in), summed in double precision as NumPy does, rounded once."""
+    W2, W1 = given.sources
+    D_mid, D_in = W1.shape
+    units, turned = given.device.units, Scratch(0)
+    product = Product(B, D_in, D_mid, "fp64", (W2.dtype, given.recipe.dtype))
+    return Steps(
+        (
+            permute((W1.dtype, "float32"), W1.shape, (1, 0), units, Input(1), turned),
+            product.launch(units, Input(0), turned, Int64(0), Output(0)),
+        ),
+        scratch_bytes=4 * D_mid * D_in,
+    )
+
+
+def _tf32_parts(given: RecipeLowering, B: int) -> Steps:
+    (source,) = given.sources
+    count = math.prod(source.shape)
+    launch = _tf32_launch(source.dtype, len(given.recipe.shape) - len(source.shape) + 1, count, given.device.units)
+    return Steps((launch,) if count else ())
+
+
+def _tf32_launch(dtype: str, parts: int, count: int, units: int) -> KernelLaunch:
+    grown = int(np.float32(UNBIASED).view(np.uint32))
+    return _launch(f"tf32_parts<{NUMBERS[dtype]}, {parts}>", count, units, (Int64(count), UInt32(grown)))
+
+
+def _spread_taps(given: RecipeLowering, B: int) -> Steps:
+    (source,), channels = given.sources, dict(given.recipe.attributes)["channels"]
+    assert isinstance(channels, int)
+    (N, C, *taps), count = source.shape, math.prod(given.recipe.shape)
+    sizes = map(Int64, (N, C, math.prod(taps), channels))
+    launch = _launch(f"spread_taps<{NUMBERS[source.dtype]}>", count, given.device.units, tuple(sizes))
+    return Steps((launch,) if count else ())
+
+
+def _launch(head: str, count: int, units: int, sizes: tuple[Argument, ...]) -> KernelLaunch:
+    blocks = min(-(-count // THREADS), units * BLOCKS_A_UNIT)
+    return KernelLaunch(Program(SOURCE, head), in_line(blocks), (Input(0), Output(0), *sizes), Budget(64))
+
+
+# What NumPy's evaluator refuses, asked before a GPU makes it.
+
+
+def _check_half(weight: Array) -> None:
+    if weight.size and not max(-float(weight.min()), float(weight.max())) < LARGEST_HALF:
+        narrowed(weight, "float16")
+
+
+CHECKS: Mapping[str, Callable[[Array], None]] = MappingProxyType({op_name(narrow_weight): _check_half})
+LOWERINGS: Mapping[str, Callable[[RecipeLowering, int], Steps]] = MappingProxyType({
+    op_name(as_is): _as_is,
+    op_name(transposed): _transposed,
+    op_name(token_tables): _token_tables,
+    op_name(merged_weight): _merged_weight,
+    op_name(narrow_tables): _tensor_tables,
+    op_name(split_tables): _tensor_tables,
+    op_name(token_taps): _token_taps,
+    op_name(token_slices): _token_slices,
+    op_name(scaled_slices): _token_slices,
+    op_name(table_peaks): _table_peaks,
+    op_name(narrow_weight): _as_is,
+    op_name(split_weight): _tf32_parts,
+    op_name(tf32_weight): _tf32_parts,
+    op_name(spread_taps): _spread_taps,
+})  # fmt: skip
+assert LOWERINGS.keys() == {*MAKES, *ProductWgmma().makes, *ConvWgmma().makes, *TokenMax.makes}
+
+INSTANCES = (
+    Instance("split", lambda device: _tf32_launch("float32", 2, 1 << 24, device.units)),
+    Instance("to tf32", lambda device: _tf32_launch("bfloat16", 1, 1 << 24, device.units)),
+    Instance("spread", lambda device: _launch("spread_taps<float>", 1 << 24, device.units, (Int64(1),) * 4)),
+)

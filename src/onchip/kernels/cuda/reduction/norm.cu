@@ -1,0 +1,173 @@
+// reduction/norm.cu: LayerNorm, RMSNorm and GroupNorm: parts of a row, each normalised by its own numbers.
+//
+// Idea    norm_lanes: LANES threads of a warp, or a block, hold a part in registers: it is read once, its mean is taken
+//         off there, then its squares are summed up. Few threads share a short part, so that a warp has several of them,
+//         which are neighbours. norm_rows: a block walks over a part of any length three times; the second and third
+//         time it is in the cache. What an Add in front adds, another value or a constant, norm_lanes takes along, and gives
+//         out the sum where others read it.
+// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
+// Order   Of parts that are held, number by number in each thread (V neighbours, every LANES V-th of them), then in a
+//         tree: in float32, as a thread adds 32 at most, or in float64. Longer ones in float64, thread by thread, then in
+//         a tree. A part's size alone decides.
+// Layout  x, y (outer, N), row-major, a part in each row. Part r meets weights from (r % groups) * each on, one for
+//         `run` neighbours; they are as wide as what is computed with. No weights: they are 0. The other value has as many
+//         parts as x, or `period` that are added again and again.
+// Shared  A number for each warp, where a block shares a part.
+// Limits  1 <= N < 2^30, a multiple of V, which is aligned; float32, float16, bfloat16, float64; sm_80 up.
+#include "common/fast_divide.cuh"
+#include "common/reduce.cuh"
+
+constexpr int THREADS = 256;
+
+__device__ __forceinline__ float root_of(float v) { return sqrtf(v); }
+__device__ __forceinline__ double root_of(double v) { return sqrt(v); }
+
+// What is added to x, if it is there, and where the sum goes, if anybody wants it.
+template <class T>
+struct Added {
+    const T* other;
+    T* sum;
+    long long period;
+};
+struct Norm {
+    Divider run;
+    u32 groups, each, is_centred;
+    double eps;
+};
+
+// The V weights of neighbours from n on.
+template <class W, int V>
+__device__ __forceinline__ void load_weights(const W* of_part, u32 n, const Divider& run, W (&w)[V]) {
+    if (run.size == 1) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) w[j] = of_part[n + j];
+    } else {
+#pragma unroll
+        for (int j = 0; j < V; ++j) w[j] = of_part[quotient(n + j, run)];
+    }
+}
+template <class T, int V>
+__device__ __forceinline__ void finish(
+    T* to, const wide_t<T> (&v)[V], wide_t<T> scale, const wide_t<T>* weight, const wide_t<T>* bias, u32 n, const Norm& how) {
+    wide_t<T> made[V], w[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) made[j] = v[j] * scale;
+    if (weight != nullptr) {
+        load_weights(weight, n, how.run, w);
+#pragma unroll
+        for (int j = 0; j < V; ++j) made[j] *= w[j];
+    }
+    if (bias != nullptr) {
+        load_weights(bias, n, how.run, w);
+#pragma unroll
+        for (int j = 0; j < V; ++j) made[j] += w[j];
+    }
+    store_neighbours(to, made);
+}
+// Those of a part.
+template <class W>
+__device__ __forceinline__ const W* of_part(const W* weights, long long part, const Norm& how) {
+    return weights == nullptr || how.groups == 1 ? weights : weights + part % how.groups * how.each;
+}
+
+// V      neighbours that a thread moves at once; N is a multiple
+// LANES  threads that share a part: of a warp, or all of a block
+// ITEMS  times V numbers that a thread holds: N <= LANES * ITEMS * V
+template <class T, int V, int LANES, int ITEMS>
+__global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 || (LANES == 32 && V == 1 && ITEMS > 16) ? 2 : 3)
+    norm_lanes(const T* x, const wide_t<T>* weight, const wide_t<T>* bias, T* y, long long outer, int N, Norm how,
+               Added<T> added) {
+    using W = wide_t<T>;
+    constexpr int PARTS = THREADS / LANES;
+    const int me = threadIdx.x % LANES * V;
+    // All threads of a warp go round as often: they wait for each other.
+    for (long long first = static_cast<long long>(blockIdx.x) * PARTS; first < outer;
+         first += static_cast<long long>(gridDim.x) * PARTS) {
+        const bool is_inside = first + threadIdx.x / LANES < outer;
+        const long long part = is_inside ? first + threadIdx.x / LANES : first;
+        const T* from = x + part * N + me;
+        W v[ITEMS][V], sum = 0, shift = 0;
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+            if (me + i * LANES * V < N) load_neighbours(from + i * LANES * V, v[i]);
+        }
+        if (added.other != nullptr) {
+            const T* other = added.other + (part < added.period ? part : part % added.period) * N + me;
+#pragma unroll
+            for (int i = 0; i < ITEMS; ++i) {
+                if (me + i * LANES * V < N) {
+                    W more[V];
+                    load_neighbours(other + i * LANES * V, more);
+#pragma unroll
+                    for (int j = 0; j < V; ++j) v[i][j] += more[j];
+                    if (added.sum != nullptr && is_inside) store_neighbours(added.sum + part * N + me + i * LANES * V, v[i]);
+                }
+            }
+        }
+        if (how.is_centred) {
+#pragma unroll
+            for (int i = 0; i < ITEMS; ++i) {
+                if (me + i * LANES * V < N) {
+#pragma unroll
+                    for (int j = 0; j < V; ++j) sum += v[i][j];
+                }
+            }
+            shift = reduce_lanes<Sum, LANES>(sum) / N;
+            sum = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+            if (me + i * LANES * V < N) {
+#pragma unroll
+                for (int j = 0; j < V; ++j) {
+                    v[i][j] -= shift;
+                    sum = multiply_add(v[i][j], v[i][j], sum);
+                }
+            }
+        }
+        const W scale = 1 / root_of(reduce_lanes<Sum, LANES>(sum) / N + static_cast<W>(how.eps));
+        const W *weights = of_part(weight, part, how), *biases = of_part(bias, part, how);
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+            const int n = me + i * LANES * V;
+            if (is_inside && n < N) finish(y + part * N + n, v[i], scale, weights, biases, n, how);
+        }
+    }
+}
+
+// A block shares a part of any length: it is read three times.
+template <class T, int V>
+__global__ void __launch_bounds__(THREADS)
+    norm_rows(const T* x, const wide_t<T>* weight, const wide_t<T>* bias, T* y, long long outer, int N, Norm how) {
+    using W = wide_t<T>;
+    for (long long part = blockIdx.x; part < outer; part += gridDim.x) {
+        const T* from = x + part * N;
+        W v[V], shift = 0;
+        double sum = 0;
+        if (how.is_centred) {
+            for (int n = threadIdx.x * V; n < N; n += THREADS * V) {
+                load_neighbours(from + n, v);
+#pragma unroll
+                for (int j = 0; j < V; ++j) sum += v[j];
+            }
+            shift = static_cast<W>(reduce_lanes<Sum, THREADS>(sum) / N);
+            sum = 0;
+        }
+        for (int n = threadIdx.x * V; n < N; n += THREADS * V) {
+            load_neighbours(from + n, v);
+#pragma unroll
+            for (int j = 0; j < V; ++j) {
+                const double d = v[j] - shift;
+                sum = multiply_add(d, d, sum);
+            }
+        }
+        const W scale = static_cast<W>(1 / root_of(reduce_lanes<Sum, THREADS>(sum) / N + how.eps));
+        const W *weights = of_part(weight, part, how), *biases = of_part(bias, part, how);
+        for (int n = threadIdx.x * V; n < N; n += THREADS * V) {
+            load_neighbours(from + n, v);
+#pragma unroll
+            for (int j = 0; j < V; ++j) v[j] -= shift;
+            finish(y + part * N + n, v, scale, weights, biases, n, how);
+        }
+    }
+}

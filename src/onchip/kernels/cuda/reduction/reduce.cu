@@ -1,0 +1,159 @@
+// reduction/reduce.cu: the largest or smallest number, the sum, the mean or the norm along an axis: (outer, N, inner) becomes
+// (outer, inner).
+//
+// Idea    reduce_short (inner = 1): a warp takes short rows through shared memory (reduction/short_rows.cuh), a thread a row.
+//         reduce_rows: a warp walks over a row, a block over a long one, V neighbours at once. reduce_columns: a thread
+//         has V neighbouring columns; LINES threads share them, more where they are long.
+// Floor   Every number is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us. An H200 issues 28 instructions a
+//         float in the time of a copy; on sm_90a all of reduce_rows<.., 32, 4> is 250
+//         instructions, reduce_short<.., 1> 402: 3 of them and a quarter of a copy for each number.
+// Order   Sums are float64, of a short row one after the other, of others thread by thread every LANES-th V numbers
+//         (of a column every LINES-th one), then in a tree: N alone decides.
+// Layout  x (outer, N, inner), y (outer, inner), row-major.
+// Shared  reduce_short: see reduction/short_rows.cuh, 10 KB for rows of 10 floats. reduce_columns: 256 V totals, 8 KB.
+// Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
+#include "common/reduce.cuh"
+#include "reduction/short_rows.cuh"
+
+constexpr int THREADS = 256;
+
+// join    the next number to what there is
+// finish  what there is, of N numbers; share is 1 / N
+template <class Extreme>
+struct OfExtremes {
+    using Op = Extreme;
+    template <class T>
+    using Total = wide_t<T>;
+    template <class W>
+    static __device__ __forceinline__ W join(W total, W v) {
+        return Op::join(total, v);
+    }
+    template <class T>
+    static __device__ __forceinline__ wide_t<T> finish(wide_t<T> total, long long, double) {
+        return total;
+    }
+};
+using Max = OfExtremes<Largest>;
+using Min = OfExtremes<Smallest>;
+struct Plus {
+    using Op = Sum;
+    template <class T>
+    using Total = double;
+    static __device__ __forceinline__ double join(double total, double v) { return total + v; }
+    template <class T>
+    static __device__ __forceinline__ wide_t<T> finish(double total, long long, double) {
+        return static_cast<wide_t<T>>(total);
+    }
+};
+struct Mean : Plus {
+    // A product is as good as a quotient where the result is rounded to float32, and costs a thirtieth.
+    template <class T>
+    static __device__ __forceinline__ wide_t<T> finish(double total, long long N, double share) {
+        return static_cast<wide_t<T>>(is_same<T, double> ? total / N : total * share);
+    }
+};
+struct Norm : Plus {
+    static __device__ __forceinline__ double join(double total, double v) { return fma(v, v, total); }
+    template <class T>
+    static __device__ __forceinline__ wide_t<T> finish(double total, long long, double) {
+        return static_cast<wide_t<T>>(sqrt(total));
+    }
+};
+
+// V  neighbours of a row that a thread reads at once; N is a multiple
+template <class How, class T, int V>
+__global__ void __launch_bounds__(SHORT_THREADS, 12)
+    reduce_short(const T* x, T* y, long long outer, int N, int together, Parts closed) {
+    using Total = typename How::template Total<T>;
+    extern __shared__ uint4 shared[];
+    const ShortRows<T> rows(shared, N, together, closed);
+    const double share = 1.0 / N;
+    for (long long first = rows.first(); first < outer; first += rows.step()) {
+        const int height = rows.height(outer - first);
+        rows.load(x + first * N, height * N);
+#pragma unroll 1
+        for (int row = threadIdx.x % 32; row < height; row += 32) {
+            const T* mine = rows.row(row);
+            Total total = How::Op::template nothing<Total>();
+#pragma unroll 8 / V
+            for (int n = 0; n < N; n += V) {
+                wide_t<T> v[V];
+                load_neighbours(mine + n, v);
+#pragma unroll
+                for (int j = 0; j < V; ++j) total = How::join(total, static_cast<Total>(v[j]));
+            }
+            store_wide(y + first + row, How::template finish<T>(total, N, share));
+        }
+        __syncwarp();
+    }
+}
+
+// LANES  threads that share a row: a warp, or a block
+// V      neighbours of a row that a thread has at once; N is a multiple
+template <class How, class T, int LANES, int V>
+__global__ void __launch_bounds__(THREADS) reduce_rows(const T* x, T* y, long long outer, long long N) {
+    using Total = typename How::template Total<T>;
+    constexpr int ROWS = THREADS / LANES;
+    const int me = threadIdx.x % LANES;
+    const double share = 1.0 / N;
+    for (long long row = static_cast<long long>(blockIdx.x) * ROWS + threadIdx.x / LANES; row < outer;
+         row += static_cast<long long>(gridDim.x) * ROWS) {
+        const T* end = x + (row + 1) * N;
+        Total total = How::Op::template nothing<Total>();
+#pragma unroll 4
+        for (const T* from = x + row * N + me * V; from < end; from += LANES * V) {
+            wide_t<T> v[V];
+            load_neighbours(from, v);
+#pragma unroll
+            for (int j = 0; j < V; ++j) total = How::join(total, static_cast<Total>(v[j]));
+        }
+        total = reduce_lanes<typename How::Op, LANES>(total);
+        if (me == 0) store_wide(y + row, How::template finish<T>(total, N, share));
+    }
+}
+
+// V      neighbouring columns of a thread; inner is a multiple
+// LINES  threads that share a column: one, one of each warp, or four of each
+template <class How, class T, int V, int LINES>
+__global__ void __launch_bounds__(THREADS)
+    reduce_columns(const T* x, T* y, long long outer, long long N, long long inner) {
+    using Total = typename How::template Total<T>;
+    constexpr int SPAN = THREADS / LINES * V;  // columns of a block
+    __shared__ Total totals[LINES][SPAN];
+    const int lane = threadIdx.x % (SPAN / V) * V, line = threadIdx.x / (SPAN / V);
+    const long long columns = outer * inner, step = LINES * inner;
+    const double share = 1.0 / N;
+    for (long long begin = static_cast<long long>(blockIdx.x) * SPAN; begin < columns;
+         begin += static_cast<long long>(gridDim.x) * SPAN) {
+        const long long column = begin + lane < columns ? begin + lane : 0;
+        const T* from = x + column + column / inner * (N - 1) * inner + line * inner;
+        Total total[V];
+#pragma unroll
+        for (int j = 0; j < V; ++j) total[j] = How::Op::template nothing<Total>();
+#pragma unroll 4
+        for (long long n = line; n < N; n += LINES, from += step) {
+            wide_t<T> v[V];
+            load_neighbours(from, v);
+#pragma unroll
+            for (int j = 0; j < V; ++j) total[j] = How::join(total[j], static_cast<Total>(v[j]));
+        }
+        if constexpr (LINES == 1) {
+            wide_t<T> made[V];
+#pragma unroll
+            for (int j = 0; j < V; ++j) made[j] = How::template finish<T>(total[j], N, share);
+            if (begin + lane < columns) store_neighbours(y + column, made);
+        } else {
+#pragma unroll
+            for (int j = 0; j < V; ++j) totals[line][lane + j] = total[j];
+            __syncthreads();
+            const int mine = threadIdx.x;  // a thread has a column now
+            if (mine < SPAN && begin + mine < columns) {
+                Total all = totals[0][mine];
+#pragma unroll
+                for (int other = 1; other < LINES; ++other) all = How::Op::join(all, totals[other][mine]);
+                store_wide(y + begin + mine, How::template finish<T>(all, N, share));
+            }
+            __syncthreads();
+        }
+    }
+}

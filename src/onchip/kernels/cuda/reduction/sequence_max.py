@@ -1,0 +1,94 @@
+"""A maximum over sequences of different lengths by itself: the host side of reduction/sequence_max.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    FLOATS,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    Output,
+    Program,
+    Steps,
+    in_line,
+)
+from onchip.kernels.cuda.embedding.gather import IDS
+from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.network.graph import Network
+from onchip.network.layers import SequenceMax
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+THREADS, BLOCKS_A_UNIT = 256, 32
+
+
+@dataclass(frozen=True)
+class SequenceMaxLowering:
+    """sequence_max(x, lengths, y, B, C, P, channel_step, window_step, window, stride)"""
+
+    dtypes: tuple[str, str]  # of x and the lengths
+    C: int
+    P: int
+    window: int
+    stride: int
+    channels_last: bool
+    units: int
+
+    def at(self, B: int) -> Steps:
+        if not B * self.C:
+            return Steps(())
+        program = Program(SOURCE, f"sequence_max<{FLOATS[self.dtypes[0]]}, {IDS[self.dtypes[1]]}>")
+        steps = (1, self.C) if self.channels_last else (self.P, 1)
+        sizes = map(Int64, (B, self.C, self.P, *steps, self.window, self.stride))
+        config = in_line(min(-(-B * self.C // THREADS), self.units * BLOCKS_A_UNIT))
+        return Steps((KernelLaunch(program, config, (Input(0), Input(1), Output(0), *sizes), Budget(registers=48)),))
+
+
+class SequenceMaxAlone:
+    name = "sequence_max"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)  # a maximum has none
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        layer = node.layer
+        if job.is_training or not isinstance(layer, SequenceMax):
+            return
+        (x, lengths), y = net.input_types(node), net.types[node.name]
+        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES:
+            why = f"compares {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
+            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
+            return
+        C, P = (int(d) for d in x.row_shape)
+        may_turn = has_channels(x) and node.inputs[0] not in net.inputs
+        for layout in (ROWS, CHANNELS_LAST) if may_turn else (ROWS,):
+            is_last = layout == CHANNELS_LAST
+            yield Claim(
+                self.name, f"{self.name}<{C},{P}>", (node.name,),
+                Price(net.row_flop(node), x.row_bytes + lengths.row_bytes + y.row_bytes), "one layer by itself",
+                facts=SequenceMaxLowering(
+                    (x.dtype, lengths.dtype), C, P, layer.window, layer.stride, is_last, device.units
+                ),
+                reads={node.inputs[0]: Use(layout)} if is_last else {},
+            )  # fmt: skip
+
+
+def _instance(dtype: str, lengths: str) -> Instance:
+    made = SequenceMaxLowering((dtype, lengths), 1024, 14, 3, 1, False, 132)
+    return Instance(f"{dtype}, {lengths}", lambda device: made.at(1 << 14).launches[0])
+
+
+INSTANCES = (
+    _instance("float32", "int32"), _instance("float16", "int64"), _instance("bfloat16", "int32"),
+    _instance("float64", "int64"),
+)  # fmt: skip

@@ -1,0 +1,152 @@
+// scan/scan.cuh: what every scan shares: the operations, a lane's numbers at a time, and running values within a warp.
+//
+// Numbers S lie in memory and are computed with as T: those of less than 4 bytes as float or int, rounded or cut off
+// once, when they are stored; all others as they are.
+//
+// A total is what is carried from one part of a row to the next. Of float32 sums and products it is a double: added up
+// part by part in float32, a long row's total would lose digits on the way. So y = float(total before) op (the running
+// value of a part): some twenty roundings in float32 at the most, however long the row is, as of pairwise summation.
+#pragma once
+#include "common/dtype.cuh"
+
+template <class S> struct Computed { using Type = S; };
+template <> struct Computed<f16> { using Type = float; };
+template <> struct Computed<bf16> { using Type = float; };
+template <> struct Computed<short> { using Type = int; };
+template <> struct Computed<signed char> { using Type = int; };
+template <> struct Computed<unsigned char> { using Type = int; };
+template <class S> using computed_t = typename Computed<S>::Type;
+template <class S> constexpr bool IS_HALF = is_same<S, f16> || is_same<S, bf16>;
+
+template <class S> __device__ computed_t<S> widened(S v) {
+    if constexpr (IS_HALF<S>) return to_float(v);
+    else return v;
+}
+template <class S> __device__ S narrowed(computed_t<S> v) {
+    if constexpr (IS_HALF<S>) return S{static_cast<unsigned short>(pack<S>(v, 0.0f))};
+    else return static_cast<S>(v);
+}
+
+template <class T> struct Wider { using Type = T; };
+template <> struct Wider<float> { using Type = double; };
+
+// -- operations: combine(a, b), where a comes first; ints wrap, a NaN passes on ------------------------------------
+
+struct Sum {
+    template <class T> using Total = typename Wider<T>::Type;
+    template <class T> static __device__ T identity() { return T(0); }
+    template <class T> static __device__ T combine(T a, T b) { return a + b; }
+    static __device__ int combine(int a, int b) { return static_cast<int>(static_cast<unsigned>(a) + b); }
+    static __device__ long long combine(long long a, long long b) {
+        return static_cast<long long>(static_cast<unsigned long long>(a) + b);
+    }
+};
+
+struct Product {
+    template <class T> using Total = typename Wider<T>::Type;
+    template <class T> static __device__ T identity() { return T(1); }
+    template <class T> static __device__ T combine(T a, T b) { return a * b; }
+    static __device__ int combine(int a, int b) { return static_cast<int>(static_cast<unsigned>(a) * b); }
+    static __device__ long long combine(long long a, long long b) {
+        return static_cast<long long>(static_cast<unsigned long long>(a) * b);
+    }
+};
+
+template <class T> struct Least;
+template <> struct Least<int> { static __device__ int value() { return -2147483647 - 1; } };
+template <> struct Least<long long> { static __device__ long long value() { return -9223372036854775807LL - 1; } };
+template <> struct Least<float> { static __device__ float value() { return __int_as_float(0xff800000); } };
+template <> struct Least<double> {
+    static __device__ double value() { return __longlong_as_double(0xfff0000000000000LL); }
+};
+template <class T> struct Most { static __device__ T value() { return -Least<T>::value(); } };
+template <> struct Most<int> { static __device__ int value() { return 2147483647; } };
+template <> struct Most<long long> { static __device__ long long value() { return 9223372036854775807LL; } };
+
+struct Max {
+    template <class T> using Total = T;
+    template <class T> static __device__ T identity() { return Least<T>::value(); }
+    template <class T> static __device__ T combine(T a, T b) { return a < b || b != b ? b : a; }
+};
+
+struct Min {
+    template <class T> using Total = T;
+    template <class T> static __device__ T identity() { return Most<T>::value(); }
+    template <class T> static __device__ T combine(T a, T b) { return b < a || b != b ? b : a; }
+};
+
+// -- a lane's numbers: 16 bytes of them as they are computed with ---------------------------------------------------
+
+template <class T> constexpr int VECTOR = 16 / sizeof(T);
+template <class S> constexpr int VECTOR_BYTES = VECTOR<computed_t<S>> * sizeof(S);  // in memory
+
+template <class S> __device__ bool is_aligned(const S* x, const S* y) {
+    return (reinterpret_cast<unsigned long long>(x) | reinterpret_cast<unsigned long long>(y)) % VECTOR_BYTES<S> == 0;
+}
+
+template <class S, class T> __device__ void load_vector(T (&v)[VECTOR<T>], const S* from) {
+    using Word = typename Vector<VECTOR_BYTES<S>>::type;
+    const Word word = __ldcs(reinterpret_cast<const Word*>(from));
+    S narrow[VECTOR<T>];
+    memcpy(narrow, &word, sizeof word);
+#pragma unroll
+    for (int k = 0; k < VECTOR<T>; ++k) v[k] = widened(narrow[k]);
+}
+
+template <class S, class T> __device__ void store_vector(S* to, const T (&v)[VECTOR<T>]) {
+    using Word = typename Vector<VECTOR_BYTES<S>>::type;
+    S narrow[VECTOR<T>];
+#pragma unroll
+    for (int k = 0; k < VECTOR<T>; ++k) narrow[k] = narrowed<S>(v[k]);
+    Word word;
+    memcpy(&word, narrow, sizeof word);
+    __stcs(reinterpret_cast<Word*>(to), word);
+}
+
+// -- totals of a warp, in trees ------------------------------------------------------------------------------------
+
+template <class Op, class T, int V> __device__ T vector_total(const T (&v)[V]) {
+    T parts[V];
+#pragma unroll
+    for (int k = 0; k < V; ++k) parts[k] = v[k];
+#pragma unroll
+    for (int half = V / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (int k = 0; k < half; ++k) parts[k] = Op::combine(parts[k], parts[k + half]);
+    }
+    return parts[0];
+}
+
+// All lanes get it.
+template <class Op, class T> __device__ T lanes_total(T total) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        total = Op::combine(total, __shfl_xor_sync(0xffffffffu, total, step));
+    }
+    return total;
+}
+
+// -- running values of a chunk: a vector a lane, the lanes of a row next to each other ------------------------------
+
+// v becomes its running values behind `running`, which comes to hold the chunk too.
+template <class Op, int LANES, bool EXCLUSIVE, class T>
+__device__ void scan_chunk(T (&v)[VECTOR<T>], T& running) {
+    constexpr int LAST = VECTOR<T> - 1;
+#pragma unroll
+    for (int k = 1; k <= LAST; ++k) v[k] = Op::combine(v[k - 1], v[k]);
+    const int lane = threadIdx.x % LANES;
+    T lanes = v[LAST];
+#pragma unroll
+    for (int step = 1; step < LANES; step *= 2) {
+        const T left = __shfl_up_sync(0xffffffffu, lanes, step, LANES);
+        if (lane >= step) lanes = Op::combine(left, lanes);
+    }
+    const T total = __shfl_sync(0xffffffffu, lanes, LANES - 1, LANES);
+    const T left = __shfl_up_sync(0xffffffffu, lanes, 1, LANES);
+    const T start = lane == 0 ? running : Op::combine(running, left);
+#pragma unroll
+    for (int k = LAST; k >= 0; --k) {
+        v[k] = !EXCLUSIVE ? Op::combine(start, v[k]) : k == 0 ? start : Op::combine(start, v[k - 1]);
+    }
+    running = Op::combine(running, total);
+}

@@ -1,0 +1,62 @@
+// scan/warps.cu: running totals of many rows that are longer than a warp likes and shorter than a tile.
+//
+// Idea    A block has a row: as many warps as it takes, each with CHUNKS chunks of it in registers. Nothing is handed
+//         from block to block, so nothing is cleared before.
+// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
+//         instructions a float in the time of a copy; on sm_90a a thread has 672 for 32 floats, with both ways of
+//         loading and storing.
+// Order   That of scan/tiles.cu for a tile, which a row here is: to the bit.
+// Layout  x, y: rows of N numbers, one behind the other; y may be x.
+// Limits  N up to a tile; ints of 1 to 8 bytes, all floats; sm_80 up. Rows that do not begin at a vector (scan/scan.cuh) are
+//         read number by number.
+#include "scan/scan.cuh"
+
+constexpr int WARPS = 8, CHUNKS = 8;  // of a row at most, and of a warp
+
+template <class Op, class S, bool EXCLUSIVE>
+__global__ void __launch_bounds__(32 * WARPS, 4) scan_warps(const S* x, S* y, long long N) {
+    using T = computed_t<S>;
+    using Total = typename Op::template Total<T>;
+    constexpr int V = VECTOR<T>, STEP = 32 * V;
+    __shared__ Total warp_totals[WARPS];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int at = (warp * CHUNKS * 32 + lane) * V, left = static_cast<int>(N) - at;
+    x += blockIdx.x * N + at;
+    y += blockIdx.x * N + at;
+    const bool is_aligned_row = is_aligned(x, y);
+    T v[CHUNKS][V], total = Op::template identity<T>(), running = total;
+#pragma unroll
+    for (int j = 0; j < CHUNKS; ++j) {
+        if (is_aligned_row && j * STEP + V <= left) {
+            load_vector(v[j], x + j * STEP);
+        } else {
+#pragma unroll
+            for (int k = 0; k < V; ++k) {
+                v[j][k] = j * STEP + k < left ? widened(x[j * STEP + k]) : Op::template identity<T>();
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < CHUNKS; ++j) total = Op::combine(total, vector_total<Op>(v[j]));
+    total = lanes_total<Op>(total);
+    if (lane == 0) warp_totals[warp] = total;
+#pragma unroll
+    for (int j = 0; j < CHUNKS; ++j) scan_chunk<Op, 32, EXCLUSIVE>(v[j], running);
+    __syncthreads();
+    Total before = Op::template identity<Total>();
+    for (int i = 0; i < warp; ++i) before = Op::combine(before, warp_totals[i]);
+    const T offset = static_cast<T>(before);
+#pragma unroll
+    for (int j = 0; j < CHUNKS; ++j) {
+#pragma unroll
+        for (int k = 0; k < V; ++k) v[j][k] = Op::combine(offset, v[j][k]);
+        if (is_aligned_row && j * STEP + V <= left) {
+            store_vector(y + j * STEP, v[j]);
+        } else {
+#pragma unroll
+            for (int k = 0; k < V; ++k) {
+                if (j * STEP + k < left) y[j * STEP + k] = narrowed<S>(v[j][k]);
+            }
+        }
+    }
+}

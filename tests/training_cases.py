@@ -11,8 +11,10 @@ import pytest
 from checks import random_mlp, rows
 from emulated_cuda import kernel_of
 from onchip.kernels import cuda, reference
-from onchip.kernels.cuda import KERNELS, mlp_train, mlp_train_three
+from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.program import Program, Steps
+from onchip.kernels.cuda.train.large_batch import launches as mlp_train
+from onchip.kernels.cuda.train.large_batch import three_launch as mlp_train_three
 from onchip.train.loop import fit
 from onchip.train.many import fit_runs
 from onchip.train.options import TrainOptions

@@ -6,7 +6,7 @@ import pytest
 
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
-from onchip.kernels.cuda.mlp_train import GRAPH_STEPS, TrainLowering
+from onchip.kernels.cuda.train.large_batch.launches import GRAPH_STEPS, TrainLowering
 from onchip.runtime.cuda.gpu import Event, Gpu
 from onchip.runtime.cuda.launches import Graph
 from onchip.runtime.cuda.trainer import CudaTeam, TeamLaunches

@@ -15,7 +15,8 @@ import numpy as np
 
 from onchip.errors import DeviceError, PlanError
 from onchip.kernels import reference
-from onchip.kernels.cuda import mlp_by_layers, mlp_resident
+from onchip.kernels.cuda.train.layer_parallel import layer_parallel as mlp_by_layers
+from onchip.kernels.cuda.train.resident import resident as mlp_resident
 from onchip.kernels.reference.scan import scan as scan_reference
 from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node

@@ -12,9 +12,9 @@ from emulated_cuda import kernel_of, needs_gxx
 from emulated_engine import emulate_device
 from onchip.errors import KernelError
 from onchip.kernels.chain import find_chain
-from onchip.kernels.cuda import mlp_by_layers
 from onchip.kernels.cuda.common.program import Program
-from onchip.kernels.cuda.mlp_by_layers import ByLayersLowering, make_lowering
+from onchip.kernels.cuda.train.layer_parallel import layer_parallel as mlp_by_layers
+from onchip.kernels.cuda.train.layer_parallel.layer_parallel import ByLayersLowering, make_lowering
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.plan.device import H200

@@ -14,11 +14,11 @@ from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.errors import DeviceError, FormatError, InputError, PlanError
 from onchip.kernels.chain import find_chain
-from onchip.kernels.cuda import mlp_train
-from onchip.kernels.cuda.mlp_train import MOST_BATCH, MOST_LAYERS, make_lowering
-from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH
-from onchip.kernels.cuda.mlp_train_rows import RowsPass
-from onchip.kernels.cuda.train_tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
+from onchip.kernels.cuda.train.large_batch import launches as mlp_train
+from onchip.kernels.cuda.train.large_batch.bytes import LEAST_BATCH
+from onchip.kernels.cuda.train.large_batch.launches import MOST_BATCH, MOST_LAYERS, make_lowering
+from onchip.kernels.cuda.train.large_batch.rows import RowsPass
+from onchip.kernels.cuda.train.large_batch.tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.plan.device import A100, H200

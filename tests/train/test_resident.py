@@ -14,9 +14,9 @@ from emulated_cuda import FIND_RACES, kernel_of, needs_gxx
 from emulated_engine import emulate_device
 from onchip.errors import KernelError
 from onchip.kernels.chain import find_chain
-from onchip.kernels.cuda import mlp_resident
 from onchip.kernels.cuda.common.program import Program
-from onchip.kernels.cuda.mlp_resident import UNITS, ResidentLowering, make_lowering
+from onchip.kernels.cuda.train.resident import resident as mlp_resident
+from onchip.kernels.cuda.train.resident.resident import UNITS, ResidentLowering, make_lowering
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.plan.device import H200
@@ -102,7 +102,7 @@ def test_host_and_kernel_agree_on_shared_memory(rows, blocks, widths, is_bytes, 
         shutil.copy(header, tmp_path)
     source = tmp_path / "tell.cu"
     source.write_text(
-        '#include "mlp_resident.cuh"\ntemplate <class X, int ROWS, int BLOCKS, int... W>\n'
+        '#include "train/resident/resident.cuh"\ntemplate <class X, int ROWS, int BLOCKS, int... W>\n'
         "__global__ void tell(int* to) { *to = Room<X, Widths<W...>, ROWS, BLOCKS>::FLOATS; }\n"
     )
     told = np.zeros(1, np.int32)

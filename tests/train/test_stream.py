@@ -8,9 +8,9 @@ import pytest
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.kernels.chain import find_chain
-from onchip.kernels.cuda import mlp_train_stream
-from onchip.kernels.cuda.mlp_train import make_lowering
-from onchip.kernels.cuda.mlp_train_stream import StreamPass
+from onchip.kernels.cuda.train.large_batch import stream as mlp_train_stream
+from onchip.kernels.cuda.train.large_batch.launches import make_lowering
+from onchip.kernels.cuda.train.large_batch.stream import StreamPass
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.plan.device import H200

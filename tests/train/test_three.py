@@ -8,8 +8,9 @@ import pytest
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.kernels.chain import find_chain
-from onchip.kernels.cuda import KERNELS, mlp_train_three
-from onchip.kernels.cuda.mlp_train_three import ThreeLowering, make_lowering
+from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.train.large_batch import three_launch as mlp_train_three
+from onchip.kernels.cuda.train.large_batch.three_launch import ThreeLowering, make_lowering
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.plan.device import H200

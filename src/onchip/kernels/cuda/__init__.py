@@ -26,10 +26,6 @@ from onchip.kernels.cuda.layout.select import SelectAlone
 from onchip.kernels.cuda.mlp.fused import MlpFused
 from onchip.kernels.cuda.mlp.pair import MlpPair
 from onchip.kernels.cuda.mlp.tensor_core import MlpTensor
-from onchip.kernels.cuda.mlp_by_layers import MlpByLayers
-from onchip.kernels.cuda.mlp_resident import MlpResident
-from onchip.kernels.cuda.mlp_train import MlpTrain
-from onchip.kernels.cuda.mlp_train_three import MlpTrainThree
 from onchip.kernels.cuda.pool.pool import PoolAlone
 from onchip.kernels.cuda.pool.resize import ResizeAlone
 from onchip.kernels.cuda.recurrent.mma import RecurrentMma
@@ -41,6 +37,10 @@ from onchip.kernels.cuda.reduction.reduce import ReduceAlone
 from onchip.kernels.cuda.reduction.sequence_max import SequenceMaxAlone
 from onchip.kernels.cuda.reduction.top_k import TopKAlone
 from onchip.kernels.cuda.scan.scan import ScanAlone
+from onchip.kernels.cuda.train.large_batch.launches import MlpTrain
+from onchip.kernels.cuda.train.large_batch.three_launch import MlpTrainThree
+from onchip.kernels.cuda.train.layer_parallel.layer_parallel import MlpByLayers
+from onchip.kernels.cuda.train.resident.resident import MlpResident
 from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 

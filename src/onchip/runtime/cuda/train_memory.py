@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onchip.kernels.cuda.mlp_train import TrainLowering
+from onchip.kernels.cuda.train.large_batch.launches import TrainLowering
 from onchip.kernels.training import RULE_FLOATS, SharedData, bytes_of, epochs_at_once
 from onchip.network.recipe import Array
 from onchip.plan.kernel import OPTIMISERS

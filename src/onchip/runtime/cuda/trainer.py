@@ -11,7 +11,7 @@ import numpy as np
 
 from onchip.errors import KernelError, PlanError
 from onchip.kernels.cuda.common.program import Steps
-from onchip.kernels.cuda.mlp_train import TrainLowering
+from onchip.kernels.cuda.train.large_batch.launches import TrainLowering
 from onchip.kernels.training import (
     STATE_NAMES,
     Piece,

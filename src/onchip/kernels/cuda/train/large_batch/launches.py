@@ -1,0 +1,543 @@
+"""Host side of train/large_batch/launches.cu: the launches of training steps, and what lies where."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from onchip.errors import PlanError
+from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.cuda.common.program import (
+    EVERY_CHIP,
+    Argument,
+    Budget,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Memory,
+    Program,
+    State,
+    Steps,
+    Struct,
+    UInt32,
+)
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
+from onchip.kernels.cuda.train.large_batch.bytes import LEAST_BATCH, PARTS_BUDGET, STAGE_K, ByteRows
+from onchip.kernels.cuda.train.large_batch.rows import BUDGET as ROWS_BUDGET
+from onchip.kernels.cuda.train.large_batch.rows import LEAST_ROWS, MOST_WIDTHS, RowsPass
+from onchip.kernels.cuda.train.large_batch.stream import BUDGET as STREAM_BUDGET
+from onchip.kernels.cuda.train.large_batch.stream import THREADS as STREAM_THREADS
+from onchip.kernels.cuda.train.large_batch.stream import StreamPass
+from onchip.kernels.cuda.train.large_batch.tiling import Tiling, choose_tiling, product_clocks
+from onchip.kernels.cuda.train.layer import ROW_FLOATS, TrainLayer, find_layers, gives, split_evenly, tally_struct
+from onchip.kernels.pointwise import TRAINED
+from onchip.kernels.training import why_not_trained
+from onchip.network.build import mlp
+from onchip.network.graph import Network
+from onchip.plan.device import Device
+from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Price, Refusal
+
+ARCHITECTURES = EVERY_CHIP
+SOURCE = Path(__file__).parent / "launches.cu"
+LARGE_SOURCE = Path(__file__).parent / "staged.cu"
+THREADS, WARPS = 256, 8  # of a block, as train/large_batch/launches.cuh has them
+HEAD_OUTPUTS = 32  # that the head makes itself, a lane each
+FEW_ROWS, MANY_ROWS = 3, 32  # a multiprocessor: the head takes a block a row up to few, 8 lanes beyond many
+MOST_LAYERS = 16  # of a launch that updates weights
+MOST_BATCH = 1 << 30  # rows
+MOST_BLOCKS = (1 << 31) - 1  # of a launch
+MOST_NETWORKS = 16  # of a launch: then a step of a small batch has blocks for all of a chip
+EVALUATED_ROWS = 4096  # at a time, or a batch
+GRAPH_STEPS = 64  # of a graph, at most
+APPLY_SHARES, MANY_SLICES = 8, 16  # threads that add up many slices of four numbers
+_PRODUCT_BUDGETS = {2: Budget(registers=128), 4: Budget(registers=232)}  # by Tiling.R
+_STAGED_BUDGET = Budget(registers=128, spill_bytes=24)  # of what a loop does not change
+_ROW_BUDGET = Budget(registers=64, spill_bytes=16)  # sm_80: across the calls of activations
+_NO_OVERLAP = ("sm_80", "sm_86", "sm_89")
+_SHARE = 0.3  # of the tensor cores' rate: operands come from L2
+_APART_CLOCKS = 30_000  # of train_head, the parts of its dz and two launches more, 1,024 rows
+_WORK_US = 3.6  # of a launch, however few rows: digits took 20 us a step with 16 and with 64
+
+
+@dataclass(frozen=True)
+class TrainLowering:
+    """A training run's launches. Memory is State by name:
+
+    x (n, stride), or bytes (n, byte_rows.stride) uint8; targets
+    order (rows,) int64; rules (steps, RULE_FLOATS); progress (2,) int64
+    w<l> and, as the optimiser keeps them, mean<l> (momentum's velocity), square<l> (N, stride)
+    a<l> (row_count, width<l>): what layer l gives; but with a rows_pass, dz<l>: the gradient by what goes into its
+    activation
+    losses, hits (row_count,) of rows; step_losses float64, step_hits int64 (steps,)
+    row_weights (n,), where rows have weights
+    parts<l> (slices, N, stride): gradients of slices of a batch, where they are not updates at once
+    squares (blocks,) float64, where gradients are clipped: sums of their squares
+    w_parts, dz_parts: the first layer's weights and dz as a bf16 split (bytes.cuh), where rows are bytes
+    Of several networks in a launch it is the first one's, and the next one's lies `apart` bytes on; but x, bytes and
+    targets are everybody's.
+    """
+
+    layers: tuple[TrainLayer, ...]
+    job: Job
+    device: Device
+    networks: int = 1  # of a launch
+    apart: int = 0
+
+    def for_networks(self, count: int) -> Self:
+        """The same for as many of so many networks as should train in one launch. A network's bits stay."""
+        return replace(self, networks=split_evenly(count, MOST_NETWORKS))
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether the last layer is the head's."""
+        return self.layers[-1].N <= HEAD_OUTPUTS
+
+    @property
+    def row_count(self) -> int:
+        """Rows that activations have room for: of a batch, and of those that are evaluated together."""
+        return max(self.job.batch, EVALUATED_ROWS)
+
+    def width(self, layer: int) -> int:
+        """Floats from row to row of what a layer gives."""
+        last = layer == len(self.layers) - 1
+        return round_up(self.layers[-1].N, ROW_FLOATS) if last else self.layers[layer + 1].stride
+
+    @cached_property
+    def byte_rows(self) -> ByteRows | None:
+        """The first layer's products, where rows are bytes and a batch has many. A lone layer is the head's."""
+        if not self.job.byte_scale or self.job.batch < LEAST_BATCH or len(self.layers) == 1:
+            return None
+        layer = self.layers[0]
+        return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
+
+    @cached_property
+    def rows_pass(self) -> RowsPass | None:
+        """All layers behind the first in one launch of a step, where they are narrow and a batch has many rows. Of
+        bytes alone: the first layer's gradients leave as the parts that its product with bytes reads."""
+        made = RowsPass(tuple(layer.N for layer in self.layers), self.job.precision)
+        has_many = self.job.batch > LEAST_ROWS * self.device.units
+        return made if self.byte_rows and has_many and made.fits(self.device.fast_bytes) else None
+
+    @cached_property
+    def stream_pass(self) -> StreamPass | None:
+        """The same where they are wider, but their gradients, if a launch for each product would take longer.
+
+        Of bytes alone, too; and gradients read activations before they wait for the launch before, so another one than
+        that which gives them must lie between.
+        """
+        if not self.byte_rows or self.rows_pass:
+            return None
+        job, device, layers = self.job, self.device, self.layers
+        made = StreamPass(tuple(layer.N for layer in layers), job.precision, job.batch, device.units, device.fast_bytes)
+        if not made.fits:
+            return None
+        products = [([(job.batch, layer.N)], layer.terms) for layer in layers[1 : len(layers) - self.has_own_head]]
+        products += [([(job.batch, layer.D)], layer.N) for layer in layers[1 : len(layers) - self.has_own_head]]
+        apart = sum(product_clocks(sizes, terms, job.precision, device.units) for sizes, terms in products)
+        return made if made.clocks < apart + _APART_CLOCKS else None
+
+    @cached_property
+    def tiling(self) -> Tiling:
+        """Of all layers' gradients, but that of bytes."""
+        sizes = [(layer.N, layer.terms) for layer in self.layers[1 if self.byte_rows else 0 :]]
+        return choose_tiling(sizes, self.job.batch, self.job.precision, self.device.units, can_slice=True)
+
+    def slices(self, layer: int) -> int:
+        """Of a layer's gradient; 0: no parts, it is summed up and becomes an update at once. Not if it is clipped."""
+        if self.byte_rows and layer == 0:
+            return self.byte_rows.slices(self.job.batch)
+        if self.rows_pass:
+            return self.rows_pass.blocks(self.job.batch, self.device.units)
+        return self.tiling.slices if self.tiling.slices > 1 or self.job.clip_norm else 0
+
+    @property
+    def order(self) -> str:
+        tiling = self.tiling
+        parts = f"{tiling.deep} warps by turns, {tiling.slices} slices of the batch"
+        if self.rows_pass:
+            parts = f"16 after 16, {self.slices(1)} slices of the batch"
+        if self._shares(self._sliced_layers, is_summed=bool(self.job.clip_norm)) > 1:
+            parts += f" in {APPLY_SHARES} shares"
+        if self.byte_rows:
+            made = f"{self.byte_rows.parts} parts of bf16, {self.slices(0)} slices of the batch"
+            parts += f"; the first layer, of bytes: {made}"
+        behind = "; layers behind the first: steps of 16" if self.rows_pass or self.stream_pass else ""
+        return f"chunks of 16 terms{behind}; gradients over rows: {parts}"
+
+    groups = 1  # that tell losses of a step
+
+    def own_memory(self) -> Mapping[str, int]:
+        """What else lies there, by name: bytes, zeros at first."""
+        return {"squares": 8 * sum(map(self._apply_blocks, range(len(self.layers))))} if self.job.clip_norm else {}
+
+    # -- launches --------------------------------------------------------------------------------------------------
+
+    def graphs_of(self, count: int) -> Sequence[int]:
+        """The sizes of graphs that so many steps are made of; 0: one that takes all."""
+        whole, rest = divmod(count, GRAPH_STEPS)
+        return [GRAPH_STEPS] * whole + [rest] * (rest > 0)
+
+    def steps(self, count: int) -> Steps:
+        """So many training steps, behind the parts of the first one's weights, and what counts them."""
+        launches = [launch for number in range(count) for launch in self._step(number)]
+        if self.byte_rows:
+            launches.insert(0, self._weight_parts(self.byte_rows))
+        return Steps((*launches, self._advance(count)))
+
+    def losses(self) -> Steps:
+        """The losses of the next rows, as a batch of `row_count`."""
+        step, batch = self._step_struct(0, self.row_count), self.row_count
+        forward = self._forward(step, batch)
+        if self.byte_rows:
+            forward.insert(0, self._weight_parts(self.byte_rows))
+        tally = self._launch_rows("train_tally", 1, step, tally_struct())
+        return Steps((*forward, self._head(step, batch, is_training=False), tally, self._advance(1)))
+
+    def _step(self, number: int) -> list[KernelLaunch]:
+        step, batch = self._step_struct(number, self.job.batch), self.job.batch
+        if self.rows_pass:
+            return [*self._forward(step, batch, 1), self._rows(self.rows_pass, step), *self._update(step)]
+        if self.stream_pass:
+            return [*self._forward(step, batch, 1), self._stream(self.stream_pass, step), *self._update(step)]
+        last = len(self.layers) - (2 if self.has_own_head else 1)  # whose gradient is there behind the head
+        backward = [self._backward(step, batch, layer) for layer in range(last, 0, -1)]
+        return [*self._forward(step, batch), self._head(step, batch, is_training=True), *backward, *self._update(step)]
+
+    def _step_struct(self, number: int, batch: int) -> Struct:
+        pointers = State("progress"), State("order"), State("rules")
+        return Struct(pointers, struct.pack("<qqq", number, batch, self.apart))
+
+    def _launch(self, program: Program, blocks: int, budget: Budget, shared: int, *arguments: Argument) -> KernelLaunch:
+        config = LaunchConfig((blocks, self.networks, 1), (THREADS, 1, 1), shared, overlaps=self._overlaps)
+        return KernelLaunch(program, config, arguments, budget)
+
+    @property
+    def _overlaps(self) -> bool:
+        return self.device.arch not in _NO_OVERLAP
+
+    def _launch_rows(self, kernel: str, blocks: int, *arguments: Argument) -> KernelLaunch:
+        return self._launch(Program(SOURCE, kernel), blocks, _ROW_BUDGET, 0, *arguments)
+
+    def _launch_product(
+        self, what: str, tiling: Tiling, blocks: int, *arguments: Argument, more: str = ""
+    ) -> KernelLaunch:
+        """train_<what> or, of operands by way of shared memory, large_<what>."""
+        precision = PRECISIONS[self.job.precision].name
+        if tiling.is_staged:
+            program = Program(LARGE_SOURCE, f"large_{what}<{precision}, {tiling.down}, {tiling.across}{more}>")
+            return self._launch(program, blocks, _STAGED_BUDGET, tiling.shared_bytes, *arguments)
+        program = Program(SOURCE, f"train_{what}<{precision}, {tiling.R}{more}>")
+        return self._launch(program, blocks, _PRODUCT_BUDGETS[tiling.R], 0, *arguments)
+
+    def _advance(self, count: int) -> KernelLaunch:
+        return self._launch_rows("train_advance", 1, Int64(self.apart), State("progress"), Int64(count))
+
+    def _dz(self, layer: int) -> State | Int64:
+        """Where a launch leaves them for others."""
+        return Int64(0) if self.rows_pass else State(f"dz{layer}")
+
+    def _input(self, layer: int) -> State:
+        return State(f"a{layer - 1}" if layer else "bytes" if self.byte_rows else "x")
+
+    def _forward(self, step: Struct, batch: int, count: int | None = None) -> list[KernelLaunch]:
+        """train_forward of every layer but the head's, or of the first `count`."""
+        launches = []
+        for i, layer in enumerate(self.layers[: count or len(self.layers) - self.has_own_head]):
+            if self.byte_rows and i == 0:
+                launches.append(self._forward_bytes(self.byte_rows, step, batch))
+                continue
+            tiling = choose_tiling([(batch, layer.N)], layer.terms, self.job.precision, self.device.units)
+            strides = layer.stride, layer.stride, self.width(i)
+            shape = _shape(strides, layer.terms, layer.N, not i, layer.activation, tiling.warps)
+            memory = self._input(i), State(f"w{i}"), State(f"a{i}")
+            blocks = tiling.blocks(batch, layer.N)
+            launches.append(self._launch_product("forward", tiling, blocks, step, *memory, shape))
+        return launches
+
+    def _forward_bytes(self, rows: ByteRows, step: Struct, batch: int) -> KernelLaunch:
+        """bytes_forward of the first layer, whose weights lie there as parts."""
+        layer = self.layers[0]
+        program, budget, shared = rows.forward_program(layer.activation[0])
+        strides = rows.stride, layer.stride, self.width(0)
+        shape = _shape(strides, layer.terms, layer.N, True, layer.activation, (4, 2, 1))
+        (scale,) = struct.unpack("<I", struct.pack("<f", rows.scale))
+        arguments = step, self._input(0), State("w_parts"), State("a0"), shape, UInt32(scale)
+        return self._launch(program, rows.forward_blocks(batch), budget, shared, *arguments)
+
+    def _weight_parts(self, rows: ByteRows) -> KernelLaunch:
+        """bytes_parts of the first layer's weights, before the first step of a graph: later ones have train_apply's."""
+        layer, step = self.layers[0], self._step_struct(0, self.job.batch)
+        return self._parts(rows, step, ("w0", "w_parts"), layer.stride, layer.terms, along=True)
+
+    def _parts(
+        self, rows: ByteRows, step: Struct, names: tuple[str, str], stride: int, K: int, along: bool
+    ) -> KernelLaunch:
+        """bytes_parts: from the floats of this name to the parts of that one."""
+        blocks = rows.stages_of_parts(K) * STAGE_K * 8 // THREADS
+        sizes = UInt32(stride), UInt32(rows.N), UInt32(K)
+        memory = State(names[0]), State(names[1])
+        return self._launch(rows.parts_program(along), blocks, PARTS_BUDGET, 0, step, *memory, *sizes)
+
+    def _backward(self, step: Struct, batch: int, i: int) -> KernelLaunch:
+        """train_backward: from a layer's dz to that of the layer before."""
+        layer, before = self.layers[i], self.layers[i - 1]
+        tiling = choose_tiling([(batch, layer.D)], layer.N, self.job.precision, self.device.units)
+        strides = self.width(i), layer.stride, layer.stride
+        shape = _shape(strides, layer.N, layer.D, False, before.activation, tiling.warps)
+        memory = State(f"dz{i}"), State(f"w{i}"), State(f"a{i - 1}"), State(f"dz{i - 1}")
+        return self._launch_product("backward", tiling, tiling.blocks(batch, layer.D), step, *memory, shape)
+
+    def _rows(self, rows: RowsPass, step: Struct) -> KernelLaunch:
+        """train_rows: the layers behind the first, the loss, back, and their gradients."""
+        program, blocks = rows.program(LOSSES.index(self.job.loss), gives(self.layers)), self.slices(1)
+        arguments = step, self._row_layers(), State("dz_parts")
+        return self._launch(program, blocks, ROWS_BUDGET, rows.shared_bytes, *arguments)
+
+    def _stream(self, rows: StreamPass, step: Struct) -> KernelLaunch:
+        """train_stream: the same of wider ones."""
+        program = rows.program(LOSSES.index(self.job.loss), gives(self.layers))
+        config = LaunchConfig(
+            (rows.blocks, self.networks, 1), (STREAM_THREADS, 1, 1), rows.shared_bytes, overlaps=self._overlaps
+        )
+        return KernelLaunch(program, config, (step, self._row_layers(), State("dz_parts")), STREAM_BUDGET)
+
+    def _row_layers(self) -> Struct:
+        """RowLayers of train/large_batch/layers.cuh."""
+        pointers: list[Memory | Int64] = []
+        sizes = []
+        for i, layer in enumerate(self.layers):
+            has_reader = i + 1 < len(self.layers)
+            pointers += [State(f"w{i}"), State(f"a{i}") if has_reader else Int64(0), self._dz(i)]
+            pointers.append(State(f"parts{i}") if self.rows_pass and i else Int64(0))
+            sizes.append(
+                struct.pack("<2i4I", layer.stride, self.width(i), *layer.activation, layer.bias is not None, 0)
+            )
+        missing = MOST_WIDTHS - len(self.layers)
+        pointers += [*[Int64(0)] * (4 * missing), State("targets"), State("losses"), State("hits"), self._row_weights()]
+        sizes += [bytes(24 * missing), struct.pack("<If", LOSSES.index(self.job.loss), self.job.label_smoothing)]
+        return Struct(tuple(pointers), b"".join(sizes))
+
+    def _row_weights(self) -> State | Int64:
+        return State("row_weights") if self.job.is_weighted else Int64(0)
+
+    def _head(self, step: Struct, batch: int, is_training: bool) -> KernelLaunch:
+        last = len(self.layers) - 1
+        layer, before = self.layers[last], self.layers[last - 1].activation if last else (0, 0)
+        none = Int64(0)
+        has_before = is_training and self.has_own_head and last > 0
+        pointers: tuple[Memory | Int64, ...] = (
+            self._input(last), State(f"w{last}") if self.has_own_head else none, State(f"a{last}"), State("targets"),
+            self._row_weights(), State(f"dz{last}") if is_training else none,
+            State(f"dz{last - 1}") if has_before else none, State("losses"), State("hits"),
+        )  # fmt: skip
+        sizes = layer.stride, layer.stride, self.width(last), layer.terms, layer.N, layer.D
+        codes = not last, LOSSES.index(self.job.loss), *layer.activation, *before
+        head = Struct(pointers, struct.pack("<6i6IfI", *sizes, *codes, self.job.label_smoothing, 0))
+        warps, lanes = 1, 32  # of a row
+        if self.has_own_head and batch <= FEW_ROWS * self.device.units:
+            warps = WARPS
+        elif self.has_own_head and batch > MANY_ROWS * self.device.units:
+            lanes = 8
+        blocks = -(-batch * warps * lanes // THREADS)
+        return self._launch_rows(f"train_head<{warps}, {lanes}>", blocks, step, head)
+
+    def _update(self, step: Struct) -> Iterator[KernelLaunch]:
+        """train_gradients, that of bytes by bytes_gradient, but what train_rows has made; and of slices train_apply,
+        behind train_squares if they are clipped. Some layers a launch."""
+        tiling, begin = self.tiling, 1 if self.byte_rows else 0
+        whole = not self.slices(len(self.layers) - 1)
+        if self.byte_rows:
+            yield from self._gradient_bytes(self.byte_rows, step)
+        for first in range(begin, 0 if self.rows_pass else len(self.layers), MOST_LAYERS):
+            numbers = range(first, min(first + MOST_LAYERS, len(self.layers)))
+            tally = tally_struct() if first == 0 else Struct((Int64(0),) * 4, b"")  # the losses, in one more block
+            blocks = [tiling.blocks(self.layers[i].N, self.layers[i].terms) for i in numbers]
+            across = [tiling.blocks_across(self.layers[i].terms) for i in numbers]
+            count = sum(blocks) * tiling.slices + (first == 0)
+            layers = self._layers(numbers, blocks, across)
+            more = "".join(f", {str(each).lower()}" for each in (whole, bool(self.byte_rows)))
+            yield self._launch_product("gradients", tiling, count, step, layers, tally, more=more)
+        clips = bool(self.job.clip_norm)
+        if clips:
+            yield from self._apply("train_squares", step, len(self.layers))
+        yield from self._apply("train_apply", step, self._sliced_layers, is_summed=clips)
+
+    def _apply(self, kernel: str, step: Struct, layer_count: int, is_summed: bool = False) -> Iterator[KernelLaunch]:
+        """Of the first layers' parts; is_summed: of those that train_squares has added up."""
+        shares = self._shares(layer_count, is_summed) if kernel == "train_apply" else 1
+        blocks = [self._apply_blocks(i, shares) for i in range(layer_count)]
+        for first in range(0, layer_count, MOST_LAYERS):
+            numbers = range(first, min(first + MOST_LAYERS, layer_count))
+            some = blocks[first : numbers.stop]
+            layers = self._layers(numbers, some, [1] * len(some), is_summed)
+            of_blocks = State("squares") if self.job.clip_norm else Int64(0)
+            squares = Struct((of_blocks,), struct.pack("<2i", sum(blocks[:first]), sum(blocks)))
+            if kernel != "train_apply":
+                yield self._launch_rows(kernel, sum(some), step, layers, squares)
+            elif self.byte_rows and first == 0:  # whoever updates the first layer's weights writes their parts, too
+                stages = UInt32(-(-self.layers[0].terms // STAGE_K))
+                own = f"train_apply<{self.byte_rows.parts}, {shares}>"
+                yield self._launch_rows(own, sum(some), step, layers, squares, State("w_parts"), stages)
+            else:
+                own = f"train_apply<0, {shares}>"
+                yield self._launch_rows(own, sum(some), step, layers, squares, Int64(0), UInt32(0))
+
+    @property
+    def _sliced_layers(self) -> int:
+        """How many layers, the first ones, have gradients in slices, which train_apply adds up."""
+        if self.slices(len(self.layers) - 1):
+            return len(self.layers)
+        return 1 if self.byte_rows else 0
+
+    def _shares(self, layer_count: int, is_summed: bool) -> int:
+        """Threads of train_apply that add up the slices of four numbers."""
+        most = 1 if is_summed else max(map(self.slices, range(layer_count)), default=1)
+        return APPLY_SHARES if most >= MANY_SLICES else 1
+
+    def _apply_blocks(self, layer: int, shares: int = 1) -> int:
+        """Of a layer's parts: so many threads have four numbers."""
+        return -(-self.layers[layer].N * self.layers[layer].stride * shares // (4 * THREADS))
+
+    def _gradient_bytes(self, rows: ByteRows, step: Struct) -> list[KernelLaunch]:
+        """bytes_gradient of the first layer, behind the parts of its dz, if nobody has made them."""
+        layer, batch, (program, budget, shared) = self.layers[0], self.job.batch, rows.gradient_program()
+        stages = 2 * -(-batch // STAGE_K), rows.slice_stages(batch)
+        sizes = struct.pack("<6ifI", rows.stride, layer.stride, layer.terms, layer.N, *stages, rows.scale, 0)
+        gradient = Struct((self._input(0), State("dz_parts"), State("parts0")), sizes)
+        blocks = 1 + self.slices(0) * rows.gradient_tiles
+        launch = self._launch(program, blocks, budget, shared, step, gradient, tally_struct())
+        if self.rows_pass or self.stream_pass:
+            return [launch]
+        return [self._parts(rows, step, ("dz0", "dz_parts"), self.width(0), batch, along=False), launch]
+
+    def _layers(self, numbers: range, blocks: Sequence[int], across: Sequence[int], is_summed: bool = False) -> Struct:
+        tiling, kept = self.tiling, OPTIMISERS[self.job.optimiser]
+        pointers: list[Memory | Int64] = []
+        sizes = []
+        for at, i in enumerate(numbers):
+            layer = self.layers[i]
+            pointers += [
+                State(f"w{i}"), State(f"mean{i}") if kept > 0 else Int64(0),
+                State(f"square{i}") if kept > 1 else Int64(0), self._input(i), self._dz(i),
+                State(f"parts{i}") if self.slices(i) else Int64(0),
+            ]  # fmt: skip
+            strides, slices = (layer.stride, layer.stride, self.width(i)), 1 if is_summed else self.slices(i)
+            sizes.append(struct.pack("<8i", layer.terms, layer.N, *strides, not i, across[at], slices))
+        missing = MOST_LAYERS - len(numbers)
+        told = sum(blocks), tiling.slice_chunks(self.job.batch), kept  # how many numbers it keeps tells which it is
+        first_blocks = [sum(blocks[:at]) for at in range(len(blocks))] + [MOST_BLOCKS] * missing
+        data = struct.pack("<6i16i", *told, *tiling.warps, *first_blocks)
+        return Struct((*pointers, *[Int64(0)] * (6 * missing)), b"".join([data, *sizes, bytes(32 * missing)]))
+
+
+def _shape(
+    strides: tuple[int, int, int], K: int, N: int, gathers: bool, activation: tuple[int, int],
+    warps: tuple[int, int, int],
+) -> Struct:  # fmt: skip
+    return Struct((), struct.pack("<5i3I3i", *strides, K, N, gathers, *activation, *warps))
+
+
+def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering:
+    return TrainLowering(find_layers(chain), job, device)
+
+
+def price_of(net: Network, lowering: TrainLowering, launches: int, least_us: float) -> Price:
+    """Of a step."""
+    job, first = lowering.job, lowering.layers[0]
+    return Price(
+        row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * first.D * first.N,
+        row_bytes=2 * (lowering.byte_rows.stride if lowering.byte_rows else net.input.row_bytes),
+        fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
+        launches=launches,
+        rate=_SHARE / (3 if job.precision == "fp32" else 1),
+        precision="tf32" if job.precision == "fp32" else "",
+        least_us=least_us,
+    )
+
+
+class MlpTrain:
+    name = "mlp_train"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        if not job.is_training or start != 0:
+            return
+        chain = find_chain(net, 0, TRAINED)
+        why = why_not_trained(net, chain, job)
+        if not why and job.batch > MOST_BATCH:
+            why = f"batches of at most {MOST_BATCH:,} rows, got {job.batch:,}"
+        if why:
+            yield Refusal(self.name, net.nodes[0].name, why)
+            return
+        assert chain is not None
+        lowering = make_lowering(chain, job, device)
+        launches = len(lowering.steps(1).launches) - 1
+        price = price_of(net, lowering, launches, least_us=_WORK_US * launches)
+        yield Claim(
+            self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, price,
+            why=f"{launches} launches a step, many steps a graph; gradients become updates where they are summed up"
+            + ("; rows are bytes" if lowering.byte_rows else ""),
+            fast_bytes=lowering.tiling.shared_bytes, facts=lowering, order=lowering.order,
+        )  # fmt: skip
+
+
+# -- instances for make check-kernels ------------------------------------------------------------------------------
+
+DIGITS, BACKPROP = (784, 320, 160, 10), (784, 56, 28, 10)
+
+
+def _instance(what: str, kernel: str, job: Job, *widths: int) -> Instance:
+    def launch(device: Device) -> KernelLaunch:
+        return _launch_of(kernel, job, widths, device)
+
+    return Instance(what, launch)
+
+
+def _launch_of(kernel: str, job: Job, widths: tuple[int, ...], device: Device) -> KernelLaunch:
+    """The first launch of a step whose kernel's name holds this."""
+    chain = find_chain(mlp(*widths), 0, TRAINED)
+    assert chain is not None
+    for each in make_lowering(chain, job, device).steps(1).launches:
+        if kernel in each.program.name_expression:
+            return each
+    raise PlanError(f"no {kernel} on this chip")
+
+
+def _job(precision: str, batch: int, byte_scale: float = 0.0) -> Job:
+    return Job(precision, batch, "cross_entropy", byte_scale=byte_scale)
+
+
+INSTANCES = (
+    tuple(
+        _instance(f"{kernel} {precision}, {batch:,} rows", f"_{kernel}<", _job(precision, batch), *DIGITS)
+        for batch, precisions in ((64, PRECISIONS), (4096, ("fp32", "bf16")), (16_384, ("tf32",)))
+        for precision in precisions
+        for kernel in ("forward", "backward", "gradients")
+    )
+    + tuple(
+        _instance(
+            f"bytes_{kernel} {precision}, {batch:,} rows", f"bytes_{kernel}<", _job(precision, batch, 1.0), *DIGITS
+        )
+        for batch, kernel in ((1024, "parts"), (1024, "forward"), (1024, "gradient"))
+        for precision in PRECISIONS
+    )
+    + tuple(
+        _instance(kernel, f"_{kernel}", _job("fp32", 60_000, 1.0), *BACKPROP) for kernel in ("rows", "apply", "advance")
+    )
+    + tuple(
+        _instance(f"gradients {precision}, behind those of bytes", "_gradients<", _job(precision, 4096, 1.0), *DIGITS)
+        for precision in ("fp32", "bf16")
+    )
+    + tuple(
+        _instance(f"stream {precision}, {batch:,} rows", "_stream", _job(precision, batch, 1.0), *DIGITS)
+        for precision, batch in (("fp32", 4096), ("fp32", 1024), ("tf32", 4096), ("bf16", 1024))
+    )
+    + (_instance("squares", "_squares", Job("fp32", 64, "cross_entropy", clip_norm=1.0), *DIGITS),)
+    + tuple(_instance(f"head, {batch:,} rows", "_head", _job("fp32", batch), *DIGITS) for batch in (64, 1024, 16_384))
+)

@@ -1,0 +1,389 @@
+// train/large_batch/pixels.cu: the first layer of a training step of some hundred rows of bytes, forward; and all layers'
+// gradients, with the update.
+//
+// Idea    As train/large_batch/bytes.cu for fewer rows, where a step waits and the chip is not full: blocks have small tiles, all
+//         of a sum's terms, and warps share those, so that each has few loads, all under way at a time. Operands come
+//         from L2 in the order in which lanes multiply them: which terms of a sum a lane has is our choice. Rows of bytes
+//         come before a launch waits for the one before. A float is the sum of PARTS numbers of bf16; the first layer's
+//         weights lie in memory as such words, beside the floats, and whoever updates them writes both. Gradients are
+//         updates where they are summed up.
+// Floor   784-320-160-10, 256 rows, fp32: 0.39 G multiplications of bf16 in the first layer, 0.16 G in gradients of
+//         others: 1.1 us at 989 Tflop/s. Forward reads 80 KB of words a block, gradients 32 KB of dz: 0.9 and 0.4 us at
+//         48 B a clock; two launches, 1.4 us: 3.8 us. From what it waits for to its end a block of an H200 takes 5.5 us
+//         forward and 5.0 for gradients in fp32, 3.1 and 3.1 in bf16. A launch runs once through its code, and has to
+//         fetch it: loops are not unrolled over rows.
+// Order   Forward: stages of 64 terms, 8 warps by turns, each stage added up in float; gradients: 16 rows, 8 warps by
+//         turns. The lowest parts first. Then the warps' sums first to last.
+// Layout  x (n, D_in, a byte that stands for 1 if the layer has a bias, zeros), rows of multiples of 16 bytes. words
+//         (PARTS, N, stages of 64) of bf16. Others as train/large_batch/launches.cu.
+// Shared  Forward: 832 B a row here, and then the warps' sums: at most 64 rows. Gradients: 8 x 64 x 32 floats, 65,536 B, and
+//         8,192 of weights, as much again for each number that an optimiser keeps.
+// Limits  PARTS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). Rows of at most 6,000 bytes. sm_80 up.
+#include "train/large_batch/bytes.cuh"
+
+constexpr int STAGE_K = 64;
+constexpr int TILE_UNITS = 32, SUM_FLOATS = WARPS * TILE_UNITS * 64;
+
+// The first layer's weights as words, and the rows that they are multiplied by.
+struct PixelWords {
+    const unsigned char* x;  // (n, x_stride)
+    bf16* words;             // (PARTS, N, stride)
+    int x_stride, stride, N, K;
+    float scale;
+    u32 unused;
+
+    // Of part 0; of the next N rows on.
+    __device__ __forceinline__ bf16* row(const Step& step, int n) const {
+        return step.mine(words) + static_cast<long long>(n) * stride;
+    }
+    // Four neighbours along k.
+    template <int PARTS>
+    __device__ __forceinline__ void store(const Step& step, int n, int k, float (&four)[4]) const {
+        u32 made[PARTS][2];
+        split_numbers(made, four);
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+            *reinterpret_cast<uint2*>(row(step, part * N + n) + k) = {made[part][0], made[part][1]};
+    }
+};
+
+// Words of all weights w (N, w_stride), before the first step of a graph.
+template <int PARTS>
+__global__ void __launch_bounds__(THREADS) pixels_words(const Step step, const float* w, const PixelWords pixels, int w_stride) {
+    wait_for_step_before();
+    const int fours = (pixels.K + 3) / 4, item = blockIdx.x * THREADS + threadIdx.x, n = item / fours, k = item % fours * 4;
+    if (n >= pixels.N) return;
+    const float4 found = __ldcg(reinterpret_cast<const float4*>(step.mine(w) + static_cast<long long>(n) * w_stride + k));
+    float four[4] = {found.x, found.y, found.z, found.w};
+    pixels.store<PARTS>(step, n, k, four);
+}
+
+// -- forward -----------------------------------------------------------------------------------------------------------
+
+// y (size, N) = activation(scale x w^T): a block makes 16 MT rows and 16 columns. Of 64 k's lane q has 16 neighbours, four
+// in each of four steps.
+template <int PARTS, int MT, u32 CODE>
+__global__ void __launch_bounds__(THREADS, 2)
+pixels_forward(const Step step, const PixelWords pixels, float* y, int y_stride, u32 slope) {
+    extern __shared__ float4 room[];
+    constexpr int ROWS = 16 * MT, STEPS = STAGE_K / 16, NT = 2, COLUMNS = 8 * NT;
+    const int blocks_across = (pixels.N + COLUMNS - 1) / COLUMNS, size = step.size(), stages = pixels.stride / STAGE_K;
+    const int first_m = blockIdx.x / blocks_across * ROWS, first_n = blockIdx.x % blocks_across * COLUMNS;
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    if (first_m >= size) {
+        wait_for_step_before();
+        return;
+    }
+    unsigned char* const rows = reinterpret_cast<unsigned char*>(room);
+    // A row's bytes are fetched by half a warp; rows begin 64 bytes on, so that eight lanes that read together meet all banks.
+    const int pitch = pixels.stride + (pixels.stride % 128 ? 0 : 64);
+    u32 found[MT];
+    find_rows(found, step.rows(), first_m + static_cast<int>(threadIdx.x) / 16, THREADS / 16, size);
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+        unsigned char* const to = rows + (threadIdx.x / 16 + i * (THREADS / 16)) * pitch;
+        const unsigned char* const from = pixels.x + static_cast<long long>(found[i] == NO_ROW ? 0 : found[i]) * pixels.x_stride;
+        for (int k = threadIdx.x % 16 * 16; k < pixels.stride; k += 256) {
+            const bool is_there = found[i] != NO_ROW && k < pixels.x_stride;
+            copy_async(to + k, from + (is_there ? k : 0), is_there);
+        }
+    }
+    close_stage();
+    wait_for_step_before();
+    uint4 words[PARTS][NT][2];
+    const auto fetch = [&](int stage) {
+        if (stage >= stages) return;
+#pragma unroll
+        for (int n = 0; n < PARTS * NT * 2; ++n) {
+            const int part = n / 2 / NT, j = n / 2 % NT, column = first_n + 8 * j + g;
+            words[part][j][n % 2] = __ldcg(reinterpret_cast<const uint4*>(
+                pixels.row(step, part * pixels.N + (column < pixels.N ? column : pixels.N - 1)) + stage * STAGE_K + 16 * q +
+                n % 2 * 8));
+        }
+    };
+    fetch(warp);
+    await_stages<0>();
+    __syncthreads();
+    float totals[MT][NT][4] = {};
+#pragma unroll 1
+    for (int stage = warp; stage < stages; stage += WARPS) {
+        if (stage > warp) fetch(stage);
+#pragma unroll
+        for (int t = 0; t < MT; ++t) {
+            const unsigned char* const here = rows + (16 * t + g) * pitch + stage * STAGE_K + 16 * q;
+            const uint4 upper = *reinterpret_cast<const uint4*>(here), lower = *reinterpret_cast<const uint4*>(here + 8 * pitch);
+            const u32 of[2][STEPS] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
+            float c[1][NT][4] = {};
+#pragma unroll
+            for (int k = 0; k < STEPS; ++k) {
+                u32 a[1][1][4], b[NT][PARTS][2];
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    a[0][0][half] = upper_halves(byte_of<0>(of[half][k]), byte_of<1>(of[half][k]));
+                    a[0][0][2 + half] = upper_halves(byte_of<2>(of[half][k]), byte_of<3>(of[half][k]));
+                }
+#pragma unroll
+                for (int n = 0; n < PARTS * NT; ++n) {
+                    const uint4& some = words[n / NT][n % NT][k / 2];
+                    u32(&two)[2] = b[n % NT][n / NT];
+                    two[0] = k % 2 ? some.z : some.x, two[1] = k % 2 ? some.w : some.y;
+                }
+                add_products(c, a, b);
+            }
+#pragma unroll
+            for (int n = 0; n < 4 * NT; ++n) totals[t][n / 4][n % 4] += c[0][n / 4][n % 4];
+        }
+    }
+    __syncthreads();
+    float* const parts = reinterpret_cast<float*>(room);  // (WARPS, ROWS, COLUMNS)
+#pragma unroll
+    for (int n = 0; n < 2 * MT * NT; ++n) {
+        const int t = n / 2 / NT, j = n / 2 % NT, half = n % 2;
+        const float two[2] = {totals[t][j][2 * half], totals[t][j][2 * half + 1]};
+        store_several(parts + (warp * ROWS + 16 * t + 8 * half + g) * COLUMNS + 8 * j + 2 * q, two);
+    }
+    __syncthreads();
+    for (int item = threadIdx.x; item < ROWS * COLUMNS / 4; item += THREADS) {
+        const int row = item / (COLUMNS / 4), n = item % (COLUMNS / 4) * 4;
+        float4 sum = load4(parts + 4 * item);
+#pragma unroll
+        for (int other = 1; other < WARPS; ++other) {
+            const float4 more = load4(parts + other * ROWS * COLUMNS + 4 * item);
+            sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
+        }
+        if (first_m + row >= size || first_n + n >= pixels.N) continue;
+        const float by = pixels.scale;
+        const float4 made = activated<CODE>({by * sum.x, by * sum.y, by * sum.z, by * sum.w}, slope);
+        const float four[4] = {made.x, made.y, made.z, made.w};
+        store_first(step.mine(y) + static_cast<long long>(first_m + row) * y_stride + first_n + n, four, pixels.N - first_n - n);
+    }
+}
+
+// -- gradients and update ----------------------------------------------------------------------------------------------
+
+// What went into a layer, of 16 rows of a step, of which lane (g, q) has rows 4 q to 4 q + 3 of EACH features from EACH g on:
+// bytes, or floats in parts.
+struct ByteInputs {
+    static constexpr int EACH = 8, TILES = EACH / 2, A_PARTS = 1;
+    u32 raw[4][2];
+
+    __device__ __forceinline__ void load(const void* from, int stride, int first, const u32 (&rows)[4]) {
+        const int feature = first + threadIdx.x % 32 / 4 * EACH;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            uint2 two = {0, 0};
+            if (rows[i] != NO_ROW && feature < stride)
+                two = __ldcg(reinterpret_cast<const uint2*>(static_cast<const unsigned char*>(from) +
+                                                            static_cast<long long>(rows[i]) * stride + feature));
+            raw[i][0] = two.x, raw[i][1] = two.y;
+        }
+    }
+    __device__ __forceinline__ void widen(u32 (&a)[TILES][A_PARTS][4]) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {  // rows 2 (i / 2) and the next, and of a word two features
+            const u32 one = raw[i / 2 * 2][i % 2], other = raw[i / 2 * 2 + 1][i % 2];
+            const int tile = i % 2 * 2, word = i / 2 * 2;
+            a[tile][0][word] = upper_halves(byte_of<0>(one), byte_of<0>(other));
+            a[tile][0][word + 1] = upper_halves(byte_of<1>(one), byte_of<1>(other));
+            a[tile + 1][0][word] = upper_halves(byte_of<2>(one), byte_of<2>(other));
+            a[tile + 1][0][word + 1] = upper_halves(byte_of<3>(one), byte_of<3>(other));
+        }
+    }
+};
+template <int PARTS>
+struct FloatInputs {
+    static constexpr int EACH = 4, TILES = EACH / 2, A_PARTS = PARTS;
+    float raw[4][4];
+
+    __device__ __forceinline__ void load(const void* from, int stride, int first, const u32 (&rows)[4]) {
+        const int feature = first + threadIdx.x % 32 / 4 * EACH;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) raw[i][j] = 0.0f;
+            if (rows[i] != NO_ROW && feature < stride)
+                load_several<true>(raw[i], row_at(static_cast<const float*>(from), rows[i], stride) + feature);
+        }
+    }
+    __device__ __forceinline__ void widen(u32 (&a)[TILES][A_PARTS][4]) const {
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            float v[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] = raw[i / 4 * 2 + i % 2][2 * tile + i / 2 % 2];
+            split_numbers(a[tile], v);
+        }
+    }
+};
+
+// A tile of 8 EACH features x 32 units of a layer's gradient.
+struct GradientTile {
+    const void* a;  // (rows, a_stride): what went into the layer; bytes, or floats
+    const float* dz;
+    const long long* order;  // nullptr: row by row
+    int a_stride, dz_stride, first_feature, first_unit, size;
+
+    __device__ __forceinline__ int steps() const { return (size + 15) / 16; }
+    __device__ __forceinline__ void find(u32 (&rows)[4], const long long* order, int number) const {
+        find_rows(rows, order, 16 * number + static_cast<int>(threadIdx.x) % 4 * 4, 1, size);
+    }
+    template <class Inputs>
+    __device__ __forceinline__ void load_inputs(Inputs& inputs, int number) const {
+        if (number >= steps()) return;
+        u32 rows[4];
+        find(rows, order, number);
+        inputs.load(a, a_stride, first_feature, rows);
+    }
+    // Lane (g, q) has units 4 g to 4 g + 3 of its rows.
+    __device__ __forceinline__ void load_dz(float (&v)[4][4], int number) const {
+        if (number >= steps()) return;
+        u32 rows[4];
+        find(rows, nullptr, number);
+        const int unit = first_unit + threadIdx.x % 32 / 4 * 4;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) v[i][j] = 0.0f;
+            if (rows[i] != NO_ROW && unit < dz_stride) load_several<true>(v[i], row_at(dz, rows[i], dz_stride) + unit);
+        }
+    }
+};
+
+// The warps' sums of a tile: (WARPS, 32 units, 8 EACH features) floats. Fours of features are swapped by unit, so that eight
+// lanes that write together, of units 8 apart, meet all banks.
+template <int EACH>
+struct GradientSums {
+    static constexpr int FOURS = 2 * EACH;  // of a unit
+    float* at;
+
+    static __device__ __forceinline__ int place(int warp, int unit, int four) {
+        const int q = unit / 8, swap = EACH == 8 ? q % 2 + q / 2 * 4 : 2 * q;
+        return ((warp * TILE_UNITS + unit) * FOURS + (four ^ swap)) * 4;
+    }
+    // c[t][j][2 h + w]: feature EACH g + 2 t + h, unit 8 q + 4 w + j.
+    __device__ __forceinline__ void keep(const float (&c)[EACH / 2][4][4]) const {
+        const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+        for (int i = 0; i < 8 * EACH / 4; ++i) {
+            const int unit = i % 8, w = unit / 4, j = unit % 4, t = i / 8 * 2;
+            float* const to = at + place(warp, 8 * q + unit, g * (EACH / 4) + i / 8);
+            const float four[4] = {c[t][j][w], c[t][j][2 + w], c[t + 1][j][w], c[t + 1][j][2 + w]};
+            store_several(to, four);
+        }
+    }
+    __device__ __forceinline__ float4 add_up(int unit, int four) const {
+        float4 sum = load4(at + place(0, unit, four));
+#pragma unroll
+        for (int warp = 1; warp < WARPS; ++warp) {
+            const float4 more = load4(at + place(warp, unit, four));
+            sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
+        }
+        return sum;
+    }
+};
+
+// A thread's fours of a tile: use(number, unit and four of the tile, where it lies, row and column of the weights). Where
+// they lie is worked out anew each time: there are no registers to keep it in.
+template <int EACH, class Use>
+__device__ __forceinline__ void each_four(const GradientTile& tile, const LayerSizes& sizes, const Use& use) {
+    int thread = threadIdx.x;
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(thread));
+#endif
+#pragma unroll
+    for (int i = 0; i < EACH / 4; ++i) {
+        const int item = thread + i * THREADS, unit = item / (2 * EACH), four = item % (2 * EACH);
+        const int n = tile.first_unit + unit, k = tile.first_feature + 4 * four;
+        if (n < sizes.N && k < sizes.K) use(i, unit, four, static_cast<long long>(n) * sizes.w_stride + k, n, k);
+    }
+}
+
+// One tile, from its sums to its weights; the launch before is waited for here.
+template <int PARTS, u32 OPTIMISER, class Inputs>
+__device__ __forceinline__ void update_tile(const Step& step, const GradientTile& tile, float* room, const LayerMemory& memory,
+                                            const LayerSizes& sizes, const PixelWords* words) {
+    constexpr int EACH = Inputs::EACH, TILES = Inputs::TILES, ITEMS = EACH / 4;
+    constexpr bool IS_EARLY = Inputs::A_PARTS == 1 && EACH == 8;  // rows of the data
+    const GradientSums<EACH> sums = {room};
+    float* const kept = room + SUM_FLOATS + 4 * threadIdx.x;  // (w, mean, square; ITEMS; THREADS) fours
+    const auto place = [&](int array, int i) { return kept + (array * ITEMS + i) * 4 * THREADS; };
+    const int warp = threadIdx.x / 32, steps = tile.steps();
+    Inputs inputs[2];
+    float dz[2][4][4];
+    __shared__ Rule rule;  // where it takes no registers, as what is moved
+    if (threadIdx.x == 0) rule = step.rule();
+    each_four<EACH>(tile, sizes, [&](int i, int, int, long long at, int, int) {
+        copy_async(place(0, i), memory.w + at, true);
+        if (OPTIMISER != SGD) copy_async(place(1, i), memory.mean + at, true);
+        if (OPTIMISER == ADAM) copy_async(place(2, i), memory.square + at, true);
+    });
+    close_stage();
+    if (IS_EARLY) tile.load_inputs(inputs[0], warp), tile.load_inputs(inputs[1], warp + WARPS);
+    wait_for_step_before();
+    tile.load_dz(dz[0], warp), tile.load_dz(dz[1], warp + WARPS);
+    if (!IS_EARLY) tile.load_inputs(inputs[0], warp), tile.load_inputs(inputs[1], warp + WARPS);
+    float c[TILES][4][4] = {};
+#pragma unroll 1  // a launch runs once through its code: to fetch it twice takes longer
+    for (int number = warp; number < steps; number += WARPS) {
+        u32 a[TILES][Inputs::A_PARTS][4];
+        inputs[0].widen(a);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            float v[4] = {dz[0][0][j], dz[0][1][j], dz[0][2][j], dz[0][3][j]};
+            u32 b[PARTS][2];
+            split_numbers(b, v);
+#pragma unroll
+            for (int both = PARTS - 1; both >= 0; --both)
+#pragma unroll
+                for (int part = 0; part < Inputs::A_PARTS && part <= both; ++part)
+#pragma unroll
+                    for (int t = 0; t < TILES; ++t) mma<Bf16>(c[t][j], a[t][part], b[both - part][0], b[both - part][1]);
+        }
+        inputs[0] = inputs[1];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) dz[0][i / 4][i % 4] = dz[1][i / 4][i % 4];
+        tile.load_dz(dz[1], number + 2 * WARPS), tile.load_inputs(inputs[1], number + 2 * WARPS);
+    }
+    sums.keep(c);
+    await_stages<0>();
+    __syncthreads();
+    each_four<EACH>(tile, sizes, [&](int i, int unit, int four, long long at, int n, int k) {
+        const float4 sum = sums.add_up(unit, four);
+        const float by = words ? words->scale : 1.0f, gradients[4] = {by * sum.x, by * sum.y, by * sum.z, by * sum.w};
+        Kept moved;
+        load_several<false>(moved.w, place(0, i));
+        if (OPTIMISER != SGD) load_several<false>(moved.mean, place(1, i));
+        if (OPTIMISER == ADAM) load_several<false>(moved.square, place(2, i));
+        move(OPTIMISER, rule, gradients, moved.w, moved.mean, moved.square, sizes.K - k);
+        store_several(memory.w + at, moved.w);
+        if (OPTIMISER != SGD) store_several(memory.mean + at, moved.mean);
+        if (OPTIMISER == ADAM) store_several(memory.square + at, moved.square);
+        if (words) words->store<PARTS>(step, n, k, moved.w);
+    });
+}
+
+// dz^T a of every layer, and the update: a block makes 32 units of 64 bytes or 32 floats. The tally is the first block's.
+template <int PARTS, u32 OPTIMISER>
+__global__ void __launch_bounds__(THREADS, 2)
+pixels_update(const Step step, const __grid_constant__ Layers layers, const PixelWords pixels, const Tally tally) {
+    extern __shared__ float4 room[];
+    const int size = step.size(), block = static_cast<int>(blockIdx.x) - 1;
+    if (size == 0 || block < 0) {
+        wait_for_step_before();
+        if (size > 0) tally.add_up(step);
+        return;
+    }
+    const int layer = layers.layer_of(block);
+    const LayerMemory memory = layers.memory_of(layer, step);
+    const LayerSizes& sizes = layers.sizes[layer];
+    const int of_layer = block - layers.first_block[layer], across = sizes.blocks_across;
+    const int unit = of_layer / across * TILE_UNITS, feature = of_layer % across;
+    float* const sums = reinterpret_cast<float*>(room);
+    if (layer == 0) {
+        const GradientTile tile = {pixels.x, memory.dz, step.rows(), pixels.x_stride, sizes.dz_stride, feature * 64, unit, size};
+        update_tile<PARTS, OPTIMISER, ByteInputs>(step, tile, sums, memory, sizes, &pixels);
+    } else {
+        const GradientTile tile = {memory.a, memory.dz, nullptr, sizes.a_stride, sizes.dz_stride, feature * 32, unit, size};
+        update_tile<PARTS, OPTIMISER, FloatInputs<PARTS>>(step, tile, sums, memory, sizes, nullptr);
+    }
+}

@@ -1,0 +1,58 @@
+"""Host side of train/large_batch/rows.cu: which layers it takes, and what they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from onchip.kernels.cuda.common.program import Budget, Program
+from onchip.kernels.cuda.mlp.packing import round_up
+from onchip.kernels.cuda.train.large_batch.bytes import PARTS
+
+SOURCE = Path(__file__).parent / "rows.cu"
+ROWS, WARPS, MOST_WIDTHS = 128, 8, 4  # as train/large_batch/rows.cu has them
+MOST_WIDTH, MOST_OUTPUTS = 64, 32
+BLOCKS = 2  # of a multiprocessor
+LEAST_ROWS = 32  # a multiprocessor
+BUDGET = Budget(registers=128)
+
+
+@dataclass(frozen=True)
+class RowsPass:
+    """Layers behind the first of a network whose layers give `widths` numbers a row."""
+
+    widths: tuple[int, ...]  # of all layers, the first too
+    precision: str
+
+    def fits(self, fast_bytes: int) -> bool:
+        """Whether the kernel takes them, on a chip whose blocks have so much shared memory."""
+        if not 2 <= len(self.widths) <= MOST_WIDTHS or max(self.widths) > MOST_WIDTH or self.widths[-1] > MOST_OUTPUTS:
+            return False
+        return self.shared_bytes <= fast_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        pieces = sum(_pieces(D + 1, N) + _pieces(N, D) for D, N in pairwise(self.widths))
+        sums = sum(_sums(D, N) for D, N in pairwise(self.widths))
+        rows = ROWS * sum(round_up(W + 1, 16) + 8 for W in self.widths)
+        return 16 * PARTS[self.precision] * pieces + 4 * (sums + rows)
+
+    def blocks(self, batch: int, units: int) -> int:
+        return min(-(-batch // ROWS), BLOCKS * units)
+
+    def program(self, loss: int, gives: str) -> Program:
+        """gives  train_layer.gives of all layers"""
+        return Program(SOURCE, f"train_rows<{PARTS[self.precision]}, {loss}, {gives}>")
+
+
+def _pieces(K: int, N: int) -> int:
+    """Of one part of weights: K terms a sum, N columns."""
+    return round_up(K, 16) // 8 * round_up(N, 8)
+
+
+def _sums(D: int, N: int) -> int:
+    """Floats of a layer's gradients: GradientTiles of train/large_batch/rows.cu."""
+    down, wide = -(-N // 16), -(-(D + 1) // 8)
+    across = min(WARPS // down, wide)
+    return WARPS // (down * across) * down * wide * 128

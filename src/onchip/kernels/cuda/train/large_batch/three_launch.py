@@ -1,0 +1,259 @@
+"""Host side of pixels.cu and cluster.cu: a training step of some hundred rows in three launches."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.cuda.common.program import (
+    Budget,
+    Instance,
+    KernelLaunch,
+    LaunchConfig,
+    Program,
+    State,
+    Steps,
+    Struct,
+    UInt32,
+)
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
+from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
+from onchip.kernels.cuda.train.large_batch.launches import DIGITS, THREADS, TrainLowering, price_of
+from onchip.kernels.cuda.train.large_batch.rows import MOST_OUTPUTS, MOST_WIDTHS
+from onchip.kernels.cuda.train.layer import find_layers, gives, tally_struct
+from onchip.kernels.pointwise import TRAINED
+from onchip.kernels.training import trained_chain
+from onchip.network.build import mlp
+from onchip.network.graph import Network
+from onchip.plan.device import Device
+from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
+
+ARCHITECTURES = ("sm_90a",)
+PIXELS_SOURCE = Path(__file__).parent / "pixels.cu"
+CLUSTER_SOURCE = Path(__file__).parent / "cluster.cu"
+CLUSTER, CLUSTER_ROWS = 8, 16  # blocks, and the rows that they take at a time
+MOST_CLUSTERS = 32  # of a launch: two blocks a multiprocessor
+STAGE_K = 64  # terms of words
+MOST_ROW_TILES, FORWARD_UNITS = 4, 16  # of a forward block: 16 rows each, and columns
+MOST_FORWARD_BYTES = 112 << 10  # of shared memory, of which two blocks have room
+UNITS, BYTE_FEATURES, FLOAT_FEATURES = 32, 64, 32  # of a gradient's tile
+LEAST_BATCH, MOST_BATCH = 65, 512  # rows: timed with 128, 256 and 512; with 1,024 mlp_train was sooner done
+# Of a step. 784-320-160-10 with 256 rows took 27 us in fp32 on an H200 where mlp_train took 37, which that one prices
+# at 21.5: this is as large a share of it.
+_STEP_US = 15.5
+_FORWARD_START = 4  # tiles of rows that a forward block could make while it waits for weights
+_TILE_BYTES = UNITS * BYTE_FEATURES * 4
+_BUDGET = Budget(registers=128, spill_bytes=8)
+_UPDATE_BUDGET = Budget(registers=128, spill_bytes=96)  # sums of a tile, while the next rows come
+
+
+@dataclass(frozen=True)
+class ThreeLowering(TrainLowering):
+    """Launches of a step: pixels_forward, train_cluster, pixels_update. Memory as mlp_train's, and besides:
+
+    words (PARTS, N, stride) bf16: the first layer's weights
+    """
+
+    @cached_property
+    def byte_rows(self) -> ByteRows:
+        layer = self.layers[0]
+        return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
+
+    @property
+    def rows_pass(self) -> None:
+        return None
+
+    def slices(self, layer: int) -> int:
+        return 0
+
+    @property
+    def order(self) -> str:
+        return (
+            f"{self.byte_rows.parts} parts of bf16, steps of 16 terms, warps by turns; the first layer's in stages of "
+            f"{STAGE_K}; gradients over rows: 16 after 16, 8 warps by turns"
+        )
+
+    @property
+    def word_stride(self) -> int:
+        return round_up(self.layers[0].terms, STAGE_K)
+
+    def own_memory(self) -> Mapping[str, int]:
+        return {"words": 2 * self.byte_rows.parts * self.layers[0].N * self.word_stride}
+
+    # -- launches --------------------------------------------------------------------------------------------------
+
+    def steps(self, count: int) -> Steps:
+        """So many training steps, behind the words of the first one's weights, and what counts them."""
+        launches = [launch for number in range(count) for launch in self._step(number)]
+        return Steps((self._words(), *launches, self._advance(count)))
+
+    def _step(self, number: int) -> list[KernelLaunch]:
+        step = self._step_struct(number, self.job.batch)
+        return [self._pixels_forward(step), self._cluster(step), self._pixels_update(step)]
+
+    def _pixels(self) -> Struct:
+        layer, rows = self.layers[0], self.byte_rows
+        sizes = struct.pack("<4ifI", rows.stride, self.word_stride, layer.N, layer.terms, rows.scale, 0)
+        return Struct((State("bytes"), State("words")), sizes)
+
+    def _words(self) -> KernelLaunch:
+        layer = self.layers[0]
+        program = Program(PIXELS_SOURCE, f"pixels_words<{self.byte_rows.parts}>")
+        blocks = -(-layer.N * -(-layer.terms // 4) // THREADS)
+        arguments = self._step_struct(0, self.job.batch), State("w0"), self._pixels(), UInt32(layer.stride)
+        return self._launch(program, blocks, _BUDGET, 0, *arguments)
+
+    @cached_property
+    def row_tiles(self) -> int:
+        """Of 16 rows that a forward block makes: as few turns of all blocks as there can be, then few rows a block."""
+        across = -(-self.layers[0].N // FORWARD_UNITS)
+
+        def clocks(tiles: int) -> tuple[int, int]:
+            blocks = -(-self.job.batch // (16 * tiles)) * across
+            return -(-blocks // self.device.units) * (tiles + _FORWARD_START), -tiles
+
+        return min((n for n in range(1, MOST_ROW_TILES + 1) if self.forward_bytes(n) <= MOST_FORWARD_BYTES), key=clocks)
+
+    def forward_bytes(self, tiles: int) -> int:
+        """Of shared memory: rows, 64 bytes on if they would begin in the same bank, or the warps' sums."""
+        pitch = self.word_stride + (0 if self.word_stride % 128 else 64)
+        return 16 * tiles * max(pitch, 8 * FORWARD_UNITS * 4)
+
+    def _pixels_forward(self, step: Struct) -> KernelLaunch:
+        layer, tiles = self.layers[0], self.row_tiles
+        code, slope = layer.activation
+        program = Program(PIXELS_SOURCE, f"pixels_forward<{self.byte_rows.parts}, {tiles}, {code}>")
+        blocks = -(-self.job.batch // (16 * tiles)) * -(-layer.N // FORWARD_UNITS)
+        sizes = UInt32(self.width(0)), UInt32(slope)
+        shared = self.forward_bytes(tiles)
+        return self._launch(program, blocks, _BUDGET, shared, step, self._pixels(), State("a0"), *sizes)
+
+    @cached_property
+    def cluster_bytes(self) -> int:
+        """Room::bytes of train/large_batch/cluster.cu."""
+        widths = [layer.N for layer in self.layers]
+        last = len(widths) - 1
+        pitches = [_pitch(width + (at < last)) for at, width in enumerate(widths)]
+        own = [-(-_tiles(width) // CLUSTER) for width in widths[:-1]] + [_tiles(widths[-1])]
+        floats, most = CLUSTER_ROWS * sum(pitches), 0
+        for at in range(1, last + 1):
+            back_tiles = _tiles(widths[at - 1]) if at == last > 1 else own[at - 1]
+            floats += (round_up(widths[last], 16) if at == last else 8 * own[at]) * pitches[at - 1]
+            if at < last:
+                floats += round_up(widths[at], 16) * _tile_pitch(own[at - 1])
+            most = max(most, _part_floats(widths[at - 1] + 1, own[at]), _part_floats(widths[at], back_tiles))
+        return 4 * (floats + most)
+
+    def _cluster(self, step: Struct) -> KernelLaunch:
+        program = Program(
+            CLUSTER_SOURCE,
+            f"train_cluster<{self.byte_rows.parts}, {LOSSES.index(self.job.loss)}, {gives(self.layers)}>",
+        )
+        clusters = min(-(-self.job.batch // CLUSTER_ROWS), MOST_CLUSTERS)
+        config = LaunchConfig(
+            (clusters * CLUSTER, self.networks, 1), (THREADS, 1, 1), self.cluster_bytes, overlaps=True, cluster=CLUSTER
+        )
+        return KernelLaunch(program, config, (step, self._row_layers()), _BUDGET)
+
+    def _pixels_update(self, step: Struct) -> KernelLaunch:
+        numbers = range(len(self.layers))
+        across = [-(-layer.terms // (FLOAT_FEATURES if i else BYTE_FEATURES)) for i, layer in enumerate(self.layers)]
+        blocks = [count * -(-layer.N // UNITS) for count, layer in zip(across, self.layers, strict=True)]
+        layers = self._layers(numbers, blocks, across)
+        program = Program(PIXELS_SOURCE, f"pixels_update<{self.byte_rows.parts}, {OPTIMISERS[self.job.optimiser]}>")
+        shared = _TILE_BYTES * (8 + 1 + OPTIMISERS[self.job.optimiser])  # sums of 8 warps, and what is moved
+        return self._launch(
+            program, 1 + sum(blocks), _UPDATE_BUDGET, shared, step, layers, self._pixels(), tally_struct()
+        )
+
+
+def _tiles(width: int) -> int:
+    return -(-width // 8)
+
+
+def _pitch(width: int) -> int:
+    """As train/large_batch/cluster.cu's pitch_of; the next two as its tile_pitch and Product::FLOATS."""
+    return round_up(width, 16) + 4
+
+
+def _tile_pitch(tiles: int) -> int:
+    return round_up(8 * tiles - 8, 16) + 8
+
+
+def _part_floats(terms: int, tiles: int) -> int:
+    steps = -(-terms // 16)
+    return (8 if steps >= 16 and tiles <= 2 else 4 if steps >= 4 else steps) * CLUSTER_ROWS * _tile_pitch(tiles)
+
+
+def make_lowering(chain: Chain, job: Job, device: Device) -> ThreeLowering | str:
+    """Or why not."""
+    layers = find_layers(chain)
+    if not job.byte_scale:
+        return "takes rows of pixels, whole numbers below 256 times a scale"
+    if job.clip_norm:
+        return "takes no clipping"
+    if not 2 <= len(layers) <= MOST_WIDTHS:
+        return f"takes 2 to {MOST_WIDTHS} layers, got {len(layers)}"
+    if layers[-1].N > MOST_OUTPUTS:
+        return f"at most {MOST_OUTPUTS} outputs, got {layers[-1].N}"
+    if not LEAST_BATCH <= job.batch <= MOST_BATCH:
+        return f"batches of {LEAST_BATCH:,} to {MOST_BATCH:,} rows, got {job.batch:,}"
+    lowering = ThreeLowering(layers, job, device)
+    if lowering.forward_bytes(1) > MOST_FORWARD_BYTES:
+        return f"rows of at most {MOST_FORWARD_BYTES // 16:,} bytes, got {layers[0].terms:,}"
+    if lowering.cluster_bytes > device.fast_bytes:
+        return f"does not fit: {lowering.cluster_bytes:,} B of shared memory, a block has {device.fast_bytes:,} B"
+    return lowering
+
+
+class MlpTrainThree:
+    name = "mlp_train_three"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        chain = trained_chain(net, start, job)
+        if chain is None or device.arch not in ARCHITECTURES:
+            return  # why it is not trained mlp_train says
+        lowering = make_lowering(chain, job, device)
+        if isinstance(lowering, str):
+            yield Refusal(self.name, net.nodes[0].name, lowering)
+            return
+        yield Claim(
+            self.name, f"mlp_train_three<{chain.label},{job.loss}>", chain.nodes,
+            price_of(net, lowering, launches=3, least_us=_STEP_US),
+            why="3 launches a step, many steps a graph; 8 blocks take 16 rows through the layers behind the first; "
+            "rows are bytes",
+            fast_bytes=lowering.cluster_bytes, facts=lowering, order=lowering.order,
+        )  # fmt: skip
+
+
+# -- instances for make check-kernels ------------------------------------------------------------------------------
+
+
+def _instance(kernel: str, precision: str, batch: int, *widths: int) -> Instance:
+    def launch(device: Device) -> KernelLaunch:
+        chain = find_chain(mlp(*widths), 0, TRAINED)
+        assert chain is not None
+        lowering = make_lowering(chain, Job(precision, batch, "cross_entropy", byte_scale=1 / 255), device)
+        assert isinstance(lowering, ThreeLowering)
+        launches = lowering.steps(1).launches
+        return next(each for each in launches if kernel in each.program.name_expression)
+
+    return Instance(f"{kernel} {precision}, {batch:,} rows", launch)
+
+
+INSTANCES = (
+    *(
+        _instance(kernel, precision, 256, *DIGITS)
+        for precision in ("fp32", "tf32", "bf16")
+        for kernel in ("pixels_forward", "train_cluster", "pixels_update")
+    ),
+    _instance("pixels_words", "fp32", 256, *DIGITS),
+    _instance("pixels_forward", "fp32", 144, *DIGITS),
+    _instance("train_cluster", "fp32", 150, 20, 53, 29, 17, 5),
+)

@@ -1,0 +1,113 @@
+"""How the products of a training step are cut into tiles: the cheapest of some ways, by a simple price of each.
+
+The prices are assumptions about a Hopper multiprocessor, good enough to rank: they decide how long a step takes, and
+in which order it sums up, and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CHUNK = 16  # terms of a sum that are loaded together
+WARPS = 8
+STAGES, STAGE_CHUNKS = 3, 2  # as train/large_batch/staged.cuh has them
+STAGED_CUTS = ((4, 2), (2, 4), (2, 2))  # warps down and across
+_INSTRUCTIONS = {"fp32": 6, "tf32": 2, "bf16": 1, "fp16": 1}  # of 16 x 8 numbers and a chunk
+_CLOCKS_AN_INSTRUCTION = 1.7  # of a multiprocessor
+_CLOCKS_A_CHUNK = 300  # that a warp waits for its next operands
+_START_CLOCKS = 1500  # of a launch: first loads, the sums of warps, the last stores
+_BLOCK_CLOCKS = 300  # of a block among others
+_BYTES_A_CLOCK = 48  # from L2, a multiprocessor
+_NEAR_BYTES_A_CLOCK = 32  # from L1, in pieces of rows
+_SHARED_BYTES_A_CLOCK = 128
+_STAGE_CLOCKS = 120  # of warps that wait for each other, and for the first of a stage's numbers
+_SLICE_CLOCKS = 60  # of the launch that adds slices up, eight at a time
+_LEAST_SLICE = 32  # chunks
+_LEAST_STAGED_SLICE = 8
+_MOST_PARTS = 1 << 26  # floats of all slices' gradients
+
+
+@dataclass(frozen=True)
+class Tiling:
+    R: int  # a warp's tile is 8 R x 8 R
+    down: int  # warps of a block, as train/large_batch/launches.cuh's Warps
+    across: int
+    deep: int
+    slices: int = 1  # of the sums, each a block's
+    is_staged: bool = False  # operands by way of shared memory: train/large_batch/staged.cuh
+
+    @property
+    def warps(self) -> tuple[int, int, int]:
+        return self.down, self.across, self.deep
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of operands: rows of a stage, 4 numbers behind each; else of tiles."""
+        if self.is_staged:
+            return STAGES * 4 * (STAGE_CHUNKS * CHUNK + 4) * 8 * self.R * (self.down + self.across)
+        return WARPS * 8 * self.R * (8 * self.R + 4) * 4
+
+    def blocks_across(self, columns: int) -> int:
+        return -(-columns // (8 * self.R * self.across))
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """Of one slice."""
+        return -(-rows // (8 * self.R * self.down)) * self.blocks_across(columns)
+
+    def slice_chunks(self, terms: int) -> int:
+        """Chunks of a slice of sums of so many terms."""
+        unit = STAGE_CHUNKS if self.is_staged else 1
+        return unit * -(-terms // (CHUNK * unit * self.slices))
+
+
+def choose_tiling(
+    sizes: Sequence[tuple[int, int]], terms: int, precision: str, units: int, can_slice: bool = False
+) -> Tiling:
+    """For products of rows x columns `sizes`, each a sum of `terms`, in one launch."""
+    return _choose(tuple(sizes), terms, precision, units, can_slice)
+
+
+def product_clocks(sizes: Sequence[tuple[int, int]], terms: int, precision: str, units: int) -> float:
+    """What such a launch takes, by its price."""
+    return _clocks(choose_tiling(sizes, terms, precision, units), tuple(sizes), terms, precision, units)
+
+
+@functools.cache
+def _choose(sizes: tuple[tuple[int, int], ...], terms: int, precision: str, units: int, can_slice: bool) -> Tiling:
+    numbers, chunks = sum(rows * columns for rows, columns in sizes), -(-terms // CHUNK)
+    cuts = [(down, across) for down, across in itertools.product((1, 2, 4, 8), repeat=2) if down * across <= WARPS]
+    ways = [Tiling(R, down, across, WARPS // (down * across)) for R in (4, 2) for down, across in cuts]
+    ways += [Tiling(4, down, across, WARPS // (down * across), is_staged=True) for down, across in STAGED_CUTS]
+    if can_slice:
+        for way in tuple(ways):
+            least = _LEAST_STAGED_SLICE if way.is_staged else _LEAST_SLICE
+            most = min(chunks // least, _MOST_PARTS // numbers)
+            blocks = sum(way.blocks(rows, columns) for rows, columns in sizes)
+            counts = {waves * units // blocks for waves in (1, 2, 4)} | {2**i for i in range(1, 12)}
+            ways += [dataclasses.replace(way, slices=count) for count in sorted(counts) if 1 < count <= most]
+    return min(ways, key=lambda way: _clocks(way, sizes, terms, precision, units))
+
+
+def _clocks(way: Tiling, sizes: tuple[tuple[int, int], ...], terms: int, precision: str, units: int) -> float:
+    blocks = way.slices * sum(way.blocks(rows, columns) for rows, columns in sizes)
+    a_slice = way.slice_chunks(terms)
+    a_warp = -(-a_slice // way.deep)
+    work = WARPS * a_warp * way.R * way.R / 2 * _INSTRUCTIONS[precision] * _CLOCKS_AN_INSTRUCTION
+    loads = a_slice * CHUNK * 4 * 8 * way.R * (way.down + way.across) / _BYTES_A_CLOCK
+    reads = WARPS * a_warp * CHUNK * 4 * 16 * way.R  # bytes
+    waves, of_block = -(-blocks // units), _BLOCK_CLOCKS + 60 * way.deep
+    if way.is_staged:  # two blocks at a time
+        waits = -(-blocks // (2 * units)) * (a_slice / STAGE_CHUNKS * _STAGE_CLOCKS + _START_CLOCKS)
+        clocks = waits + waves * (max(work + reads / _SHARED_BYTES_A_CLOCK / 2, loads) + of_block)
+    else:
+        at_a_time = 2 if way.R == 2 else 1
+        waits = -(-blocks // (units * at_a_time)) * a_warp * _CLOCKS_A_CHUNK
+        clocks = _START_CLOCKS + max(waits, waves * (max(work + reads / _NEAR_BYTES_A_CLOCK, loads) + of_block))
+    if way.slices > 1:
+        parts = 4 * (way.slices + 4) * sum(rows * columns for rows, columns in sizes)
+        clocks += _START_CLOCKS + way.slices * _SLICE_CLOCKS + parts / (units * _BYTES_A_CLOCK)
+    return clocks

@@ -1,0 +1,493 @@
+// train/resident/resident.cuh: what train/resident/resident.cu is made of: where things lie in shared memory, products of small tiles, and
+// numbers that blocks hand to each other.
+#pragma once
+
+#include "train/large_batch/epilogue.cuh"
+
+constexpr int TEAM = 512, TEAM_WARPS = TEAM / 32;
+constexpr int MOST_FLOATS = (226 << 10) / 4, MOST_PARTS = 8192;  // of a block; of parts of sums
+
+// 784-320-160-10 is Widths<784, 320, 160, 10>. Layer l goes from at(l - 1) to at(l).
+template <int... W>
+struct Widths {
+    static constexpr int LAYERS = sizeof...(W) - 1;
+    static __device__ constexpr int at(int layer) {
+        const int all[] = {W...};
+        return all[layer];
+    }
+};
+
+// Activations that can be trained, by their code in Activation.
+template <u32 CODE>
+__device__ __forceinline__ float activate(float v, float slope) {
+    const Activation activation = {CODE, slope, 0.0f};  // the compiler keeps one case
+    return activation(v);
+}
+
+// -- shared memory ---------------------------------------------------------------------------------------------------
+
+// Offsets in floats. Rows are 4 floats longer than their chunks, bytes 8: lanes that read together meet other banks.
+template <class X, class Net, int ROWS, int BLOCKS>
+struct Room {
+    static constexpr int L = Net::LAYERS;
+    static constexpr int HEAD_ROWS = (ROWS + BLOCKS - 1) / BLOCKS;  // of which a block works out the loss
+    static constexpr int X_PITCH = round_up(Net::at(0), 16) + (sizeof(X) == 1 ? 8 : 4);
+    static constexpr int X_FLOATS = ROWS * X_PITCH * static_cast<int>(sizeof(X)) / 4;
+    static constexpr int TOLD = Net::at(L) + 2;  // numbers that are told of a row: gradients of outputs, loss, hit
+
+    static __device__ constexpr int tiles(int l) { return ((l < L ? Net::at(l) : TOLD) + 7) / 8; }
+    // Tiles of 8 units of a hidden layer that a block owns, at most.
+    static __device__ constexpr int own(int l) { return (tiles(l) + BLOCKS - 1) / BLOCKS; }
+    static __device__ constexpr int pitch(int l) { return round_up(l < L ? Net::at(l) : TOLD, 16) + 4; }
+    static __device__ constexpr int weight_rows(int l) { return l < L ? 8 * own(l) : Net::at(L); }
+
+    // (ROWS, pitch(l)): what hidden layer l gives, then the gradient by what goes into its activation; of the last
+    // hidden layer the gradient alone.
+    static __device__ constexpr int values(int l) {
+        int at = X_FLOATS;
+        for (int i = 1; i < l; ++i) at += ROWS * pitch(i);
+        return at;
+    }
+    // (weight_rows(l), pitch(l - 1)): of the units that the block owns. Of the last layer a copy of all, as it was
+    // when the turn began.
+    static __device__ constexpr int weights(int l) {
+        int at = values(L);
+        for (int i = 1; i < l; ++i) at += weight_rows(i) * pitch(i - 1);
+        return at;
+    }
+    // (8 own(l - 1), pitch(l)): layer l's weights, of the inputs that the block owns; 2 <= l.
+    static __device__ constexpr int columns(int l) {
+        int at = weights(L + 1);
+        for (int i = 2; i < l; ++i) at += 8 * own(i - 1) * pitch(i);
+        return at;
+    }
+    // (ROWS, pitch(L)): what is told of rows. Before: (HEAD_ROWS, pitch(L - 1)) of the last hidden layer, then
+    // (HEAD_ROWS, pitch(L)).
+    static constexpr int OUTPUTS = columns(L + 1);
+    static constexpr int HEAD_FLOATS = HEAD_ROWS * (pitch(L - 1) + pitch(L));
+    static constexpr int OUTPUT_FLOATS = ROWS * pitch(L) > HEAD_FLOATS ? ROWS * pitch(L) : HEAD_FLOATS;
+    // (ROWS, own_pitch(l)): of the units that the block owns, what the last hidden layer gives, then gradients.
+    static __device__ constexpr int own_pitch(int l) { return 8 * own(l) + 2; }
+    static constexpr int OWN = OUTPUTS + OUTPUT_FLOATS;
+    static __device__ constexpr int own_floats() {
+        int most = 0;
+        for (int l = 1; l < L; ++l) most = own_pitch(l) > most ? own_pitch(l) : most;
+        return ROWS * most;
+    }
+    static __device__ constexpr int biases(int l) {
+        int at = OWN + own_floats();
+        for (int i = 1; i < l; ++i) at += weight_rows(i);
+        return at;
+    }
+    static constexpr int IDS = biases(L + 1);  // (3, ROWS) of three turns
+    // Parts of sums, as many as there is room for; else those of own units lie where outputs are.
+    static constexpr int PARTS = round_up(IDS + 3 * ROWS, 4);
+    static constexpr int LEFT = MOST_FLOATS - PARTS < 0 ? 0 : MOST_FLOATS - PARTS;
+    static constexpr int PART_FLOATS = LEFT < MOST_PARTS ? LEFT / 128 * 128 : MOST_PARTS;
+    static constexpr int FLOATS = PARTS + PART_FLOATS;
+    static constexpr bool HAS_PARTS = PART_FLOATS > ROWS * pitch(L);
+    static constexpr int SOME_PARTS = HAS_PARTS ? PARTS : OUTPUTS;
+    static constexpr int SOME_FLOATS = HAS_PARTS ? PART_FLOATS : ROWS * pitch(L);
+};
+
+// -- products --------------------------------------------------------------------------------------------------------
+
+// totals (rows 2 t and 2 t + 1 of a, all columns of b) += a b over 16 k's.
+template <class P, int R, bool IS_EXACT>
+__device__ __forceinline__ void add_chunk(float (&totals)[4], const Words<P, R, IS_EXACT>& a, int t,
+                                          const Words<P, 1>& b) {
+    constexpr int STEPS = Words<P, 1>::COUNT / 2;
+    float sums[STEPS][4] = {};
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        u32 x[4];
+        take_rows(x, a.high, t, step);
+        const u32 y0 = b.high[0][2 * step], y1 = b.high[0][2 * step + 1];
+        if constexpr (is_same<P, Fp32>) {
+            if constexpr (!IS_EXACT) {
+                u32 x_low[4];
+                take_rows(x_low, a.low, t, step);
+                mma<Tf32>(sums[step], x_low, y0, y1);
+            }
+            mma<Tf32>(sums[step], x, b.low[0][2 * step], b.low[0][2 * step + 1]);
+            mma<Tf32>(sums[step], x, y0, y1);
+        } else {
+            mma<P>(totals, x, y0, y1);
+        }
+    }
+    // A tensor core cuts sums off where float32 ends, a share that fp32 would notice.
+    if constexpr (is_same<P, Fp32>) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) totals[i] += sums[0][i] + sums[STEPS - 1][i];
+    }
+}
+
+// Four neighbours: bytes as whole numbers.
+__device__ __forceinline__ void load_four(float (&v)[4], const float* from) {
+    const float4 four = load4(from);
+    v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+}
+__device__ __forceinline__ void load_four(float (&v)[4], const unsigned char* from) {
+    const u32 word = *reinterpret_cast<const u32*>(from);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = __uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 + i)) - 8388608.0f;
+}
+
+// How many warps share a sum: no more than there are chunks, and room for the parts of a tile. It is the order of a sum,
+// so it is asked for one tile, whatever number of them a block owns.
+__device__ constexpr int splits_of(int row_tiles, int chunks, int room_floats) {
+    int splits = TEAM_WARPS / row_tiles;
+    if (splits > chunks) splits = chunks;
+    if (splits > 1 + room_floats / (row_tiles * 128)) splits = 1 + room_floats / (row_tiles * 128);
+    return splits < 1 ? 1 : splits;
+}
+__device__ constexpr int shares_of(int chunks, int room_tiles) {
+    const int shares = chunks < TEAM_WARPS ? chunks : TEAM_WARPS;
+    return shares < room_tiles ? shares : room_tiles;
+}
+
+// How NT tiles are gone through: SIDE by side, by other warps, and DEEP by the same ones, which read `a` once for them.
+// most: tiles that there is room for, of the parts of their sums
+template <int NT, int TEAMS, int MOST, int DEEPEST>
+struct TileTurns {
+    static constexpr int SIDE_ROOM = TEAMS < MOST ? TEAMS : MOST, SIDE = SIDE_ROOM < NT ? SIDE_ROOM : NT;
+    static constexpr int ROUNDS = (NT + SIDE - 1) / SIDE, DEEP_ROOM = MOST / SIDE < DEEPEST ? MOST / SIDE : DEEPEST;
+    static constexpr int DEEP = ROUNDS < DEEP_ROOM ? ROUNDS : DEEP_ROOM, TILES = SIDE * DEEP;
+};
+
+// a (16 RT rows, CHUNKS chunks) times 8 NT rows of b. SPLITS warps share the sums of 16 x 8 numbers. finish(row, column,
+// four): of rows `row` and `row` + 1, columns `column` and + 1, by lane.
+// parts  room for (SPLITS - 1) x RT x 128 floats of each of ROOM tiles
+template <class P, int RT, int NT, int SPLITS, int CHUNKS, int ROOM, class A, class Finish>
+__device__ __forceinline__ void multiply_rows(const A* a, int a_pitch, const float* b, int b_pitch, float* parts,
+                                              const Finish& finish) {
+    static_assert(SPLITS * RT <= TEAM_WARPS && ROOM > 0, "a warp has one part of one sum");
+    using Turns = TileTurns<NT, TEAM_WARPS / (SPLITS * RT), ROOM, 4>;
+    constexpr int ITEMS = RT * Turns::SIDE, DEEP = Turns::DEEP;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const int share = warp / ITEMS, item = warp % ITEMS, row = item % RT * 16 + 2 * g;
+    const A* const of_a = a + row * a_pitch + 4 * q;
+#pragma unroll 1
+    for (int first = 0; first < NT; first += Turns::TILES) {
+        const int tile = first + item / RT;
+        const float* const of_b = b + (tile * 8 + g) * b_pitch + 4 * q;
+        float totals[DEEP][4] = {};
+        if (share < SPLITS) {
+#pragma unroll 2
+            for (int chunk = share; chunk < CHUNKS; chunk += SPLITS) {
+                float v[2][4];
+                load_four(v[0], of_a + chunk * CHUNK);
+                load_four(v[1], of_a + chunk * CHUNK + a_pitch);
+                const Words<P, 2, sizeof(A) == 1> words(v);
+#pragma unroll
+                for (int j = 0; j < DEEP; ++j) {
+                    if (tile + j * Turns::SIDE >= NT) continue;
+                    float w[1][4];
+                    load_four(w[0], of_b + j * Turns::SIDE * 8 * b_pitch + chunk * CHUNK);
+                    add_chunk<P>(totals[j], words, 0, Words<P, 1>(w));
+                }
+            }
+        }
+        float* const mine = parts + (share - 1) * ITEMS * DEEP * 128 + item * 128 + lane * 4;
+        if (SPLITS > 1 && first > 0) __syncthreads();  // the parts before have been added up
+        if (share > 0 && share < SPLITS) {
+#pragma unroll
+            for (int j = 0; j < DEEP; ++j) store_several(mine + j * ITEMS * 128, totals[j]);
+        }
+        if (SPLITS > 1) __syncthreads();
+        if (share > 0) continue;
+#pragma unroll
+        for (int j = 0; j < DEEP; ++j) {
+            if (tile + j * Turns::SIDE >= NT) continue;
+#pragma unroll
+            for (int other = 1; other < SPLITS; ++other) {
+                float part[4];
+                load_four(part, mine + (other * DEEP + j) * ITEMS * 128);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) totals[j][i] += part[i];
+            }
+            finish(row, (tile + j * Turns::SIDE) * 8 + 2 * q, totals[j]);
+        }
+    }
+}
+
+// The same, where a warp takes all rows of 8 columns: what it makes of b serves all of them. Every warp has a part, and a
+// thread adds up one number's: finish(row, column, sum).
+// parts  room for SPLITS x RT x 128 floats of each of ROOM tiles
+template <class P, int RT, int NT, int SPLITS, int CHUNKS, int ROOM, class A, class Finish>
+__device__ __forceinline__ void multiply_columns(const A* a, int a_pitch, const float* b, int b_pitch, float* parts,
+                                                 const Finish& finish) {
+    static_assert(SPLITS <= TEAM_WARPS && ROOM > 0, "a warp has one part of one sum");
+    using Turns = TileTurns<NT, TEAM_WARPS / SPLITS, ROOM, RT < 4 ? 4 / RT : 1>;
+    constexpr int SIDE = Turns::SIDE, DEEP = Turns::DEEP, NUMBERS = RT * Turns::TILES * 128;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const int share = warp / SIDE;
+    const A* const of_a = a + 2 * g * a_pitch + 4 * q;
+#pragma unroll 1
+    for (int first = 0; first < NT; first += Turns::TILES) {
+        const int tile = first + warp % SIDE;
+        if (first > 0) __syncthreads();  // the parts before have been added up
+        if (share < SPLITS) {
+            const float* const of_b = b + (tile * 8 + g) * b_pitch + 4 * q;
+            float totals[DEEP][RT][4] = {};
+#pragma unroll 1
+            for (int chunk = share; chunk < CHUNKS; chunk += SPLITS) {
+                float w[DEEP][1][4] = {};
+#pragma unroll
+                for (int j = 0; j < DEEP; ++j)
+                    if (tile + j * SIDE < NT) load_four(w[j][0], of_b + j * SIDE * 8 * b_pitch + chunk * CHUNK);
+#pragma unroll
+                for (int t = 0; t < RT; ++t) {
+                    float v[2][4];
+                    load_four(v[0], of_a + 16 * t * a_pitch + chunk * CHUNK);
+                    load_four(v[1], of_a + (16 * t + 1) * a_pitch + chunk * CHUNK);
+                    const Words<P, 2, sizeof(A) == 1> words(v);
+#pragma unroll
+                    for (int j = 0; j < DEEP; ++j) add_chunk<P>(totals[j][t], words, 0, Words<P, 1>(w[j]));
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < DEEP; ++j) {
+                const int slot = j * SIDE + warp % SIDE;
+#pragma unroll
+                for (int t = 0; t < RT; ++t)
+                    store_several(parts + (share * Turns::TILES + slot) * RT * 128 + t * 128 + lane * 4, totals[j][t]);
+            }
+        }
+        __syncthreads();
+        for (int at = threadIdx.x; at < NUMBERS; at += TEAM) {
+            const int within = at % 128, item = at / 128, made = first + item / RT;  // within: 4 * lane + number
+            if (made >= NT) break;
+            float sum = parts[at];
+#pragma unroll
+            for (int i = 1; i < SPLITS; ++i) sum += parts[i * NUMBERS + at];
+            finish(item % RT * 16 + within / 16 * 2 + within % 4 / 2, made * 8 + within / 4 % 4 * 2 + within % 2, sum);
+        }
+    }
+}
+
+// -- blocks that hand numbers to each other --------------------------------------------------------------------------
+
+// For a stress test, compiled with -DRANDOM_DELAYS: whoever sends or looks may come late, some warps by two microseconds.
+__device__ __forceinline__ void delay() {
+#ifdef RANDOM_DELAYS
+    u32 now;
+    asm volatile("mov.u32 %0, %clock;" : "=r"(now) :);
+    const u32 drawn = (now ^ blockIdx.x * 40503u ^ threadIdx.x / 32 * 2057u) * 2654435761u;
+    if (drawn >> 28 == 0) __nanosleep(drawn >> 16 & 2047);
+#endif
+}
+
+// The last bit of a number says which turn it is of: whoever waits for it looks until the bit is right. A place is used
+// every second turn, and its bit is another each time. So a number is there when it is seen, without flags or fences.
+struct Exchange {
+    float* at;  // (2, tiles, 2, ROWS, 4): of each tile of 8 units the first and the last four
+    u32 turn;
+
+    __device__ __forceinline__ u32 bit() const { return 1 ^ (turn >> 1 & 1); }
+
+    // What arrives of a number.
+    static __device__ __forceinline__ float sent(float v) { return __uint_as_float(__float_as_uint(v) & ~1u); }
+
+    // Of a hidden layer's unit.
+    template <int ROWS, int TILES>
+    __device__ __forceinline__ void send(int unit, int row, float v) const {
+        float* const to = at + ((((turn & 1) * TILES * 2) + unit / 4) * ROWS + row) * 4 + unit % 4;
+        const u32 word = __float_as_uint(sent(v)) | bit();
+        delay();
+        asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" :: "l"(to), "r"(word) : "memory");
+    }
+    static __device__ __forceinline__ void look(u32 (&v)[4], const float* from) {
+        asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(from) : "memory");
+    }
+    __device__ __forceinline__ bool is_there(const u32 (&v)[4]) const {
+        return ((bit() ? v[0] & v[1] & v[2] & v[3] : ~(v[0] | v[1] | v[2] | v[3])) & 1) != 0;
+    }
+    // TAKEN rows from `first_row` on, of all tiles, to `to` (TAKEN, pitch). False: they did not come before the deadline.
+    template <int ROWS, int TILES, int TAKEN = ROWS>
+    __device__ __forceinline__ bool receive(float* to, int pitch, u32 deadline_ms, int first_row = 0) const {
+        constexpr int PIECES = TILES * 2 * TAKEN, AT_ONCE = PIECES <= TEAM ? 1 : 5;
+        const float* const from = at + (turn & 1) * TILES * 2 * ROWS * 4;
+        const auto place = [=](int piece) {  // the last row once more, where there is none
+            const int row = first_row + piece % TAKEN;
+            return from + (piece / TAKEN * ROWS + (row < ROWS ? row : ROWS - 1)) * 4;
+        };
+        unsigned long long begin = 0;
+        bool is_late = false;
+        delay();
+#pragma unroll 1
+        for (int first = threadIdx.x; first < PIECES; first += AT_ONCE * TEAM) {
+            u32 v[AT_ONCE][4];
+            bool all;
+            u32 looks = 0;
+            do {
+                all = true;
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i)
+                    if (first + i * TEAM < PIECES) look(v[i], place(first + i * TEAM));
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i) all = all && (first + i * TEAM >= PIECES || is_there(v[i]));
+                if (++looks % 256 == 0) {
+                    const unsigned long long now = nanoseconds();
+                    if (begin == 0) begin = now;
+                    is_late = deadline_ms && (now - begin) / 1000000 >= deadline_ms;
+                }
+            } while (!all && !is_late);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const int piece = first + i * TEAM;
+                if (piece >= PIECES) break;
+                const float four[4] = {__uint_as_float(v[i][0] & ~1u), __uint_as_float(v[i][1] & ~1u),
+                                       __uint_as_float(v[i][2] & ~1u), __uint_as_float(v[i][3] & ~1u)};
+                store_several(to + piece % TAKEN * pitch + piece / TAKEN * 4, four);
+            }
+        }
+        return !is_late;
+    }
+    static __device__ __forceinline__ unsigned long long nanoseconds() {
+        unsigned long long now;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now) :);
+        return now;
+    }
+};
+
+// Two blocks that own the same units, each for other rows, one of each group: they add up their gradients, thread by
+// thread.
+template <int BLOCKS, int PIECES>
+struct Partners {
+    float* at;  // (2, 2, BLOCKS, PIECES, TEAM, 4): by turns, by groups
+    u32 turn, deadline_ms;
+    int group, block;
+
+    __device__ __forceinline__ float* place(int of, int piece) const {
+        const int index = (((turn & 1) * 2 + of) * BLOCKS + block) * PIECES + piece;
+        return at + (static_cast<long long>(index) * TEAM + threadIdx.x) * 4;
+    }
+    __device__ __forceinline__ void send(int piece, const float (&v)[4]) const {
+        const Exchange exchange = {at, turn};
+        delay();
+        u32 words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] = __float_as_uint(Exchange::sent(v[i])) | exchange.bit();
+        asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                     :: "l"(place(group, piece)), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+    }
+    // COUNT pieces of the other group's, of `left` that there are, all asked for at once. False: one did not come before
+    // the deadline.
+    template <int COUNT>
+    __device__ __forceinline__ bool receive(u32 (&v)[COUNT][4], int first, int left) const {
+        const Exchange exchange = {at, turn};
+        unsigned long long begin = 0;
+        delay();
+        for (u32 looks = 1;; ++looks) {
+            bool all = true;
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i)
+                if (i < left) Exchange::look(v[i], place(1 - group, first + i));
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) all = all && (i >= left || exchange.is_there(v[i]));
+            if (all) return true;
+            if (looks % 256 == 0) {
+                const unsigned long long now = Exchange::nanoseconds();
+                if (begin == 0) begin = now;
+                if (deadline_ms && (now - begin) / 1000000 >= deadline_ms) return false;
+            }
+        }
+    }
+};
+
+// -- gradients -------------------------------------------------------------------------------------------------------
+
+// 4 neighbours of a row, or 2.
+template <int R, class A>
+__device__ __forceinline__ void load_across(float (&v)[R], const A* from) {
+    if constexpr (R == 4) {
+        load_four(v, from);
+    } else {
+        const float2 two = *reinterpret_cast<const float2*>(from);
+        v[0] = two.x, v[1] = two.y;
+    }
+}
+
+// Sums over rows of a batch of a (rows, INPUTS) times dz (rows, UNITS): a warp's tiles of 8 R inputs x 8 units.
+// sums[i][t][2 h + w] is at input 8 R tile + R g + 2 t + h, unit 2 q + w.
+template <class P, int R, int INPUTS, int UNITS>
+struct Gradients {
+    static constexpr int DOWN = (INPUTS + 8 * R - 1) / (8 * R), ITEMS = DOWN * ((UNITS + 7) / 8);
+    static constexpr int COUNT = (ITEMS + TEAM_WARPS - 1) / TEAM_WARPS;
+    float sums[COUNT][R / 2][4];
+    float shifts[COUNT];  // gradients of biases: of unit g, in the tiles of the first inputs
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            shifts[i] = 0.0f;
+#pragma unroll
+            for (int j = 0; j < R * 2; ++j) sums[i][j / 4][j % 4] = 0.0f;
+        }
+    }
+    static __device__ __forceinline__ int item(int i) { return threadIdx.x / 32 + i * TEAM_WARPS; }
+
+    // In fours, for Partners: the sums, then the biases' gradients.
+    static constexpr int NUMBERS = COUNT * (2 * R + 1), PIECES = (NUMBERS + 3) / 4;
+    __device__ __forceinline__ float& number(int i) {
+        const int count = COUNT * R * 2;
+        return i < count ? sums[i / (2 * R)][i / 4 % (R / 2)][i % 4] : shifts[i - count];
+    }
+    template <class Partners>
+    __device__ __forceinline__ void send(const Partners& partners, int first) {
+#pragma unroll
+        for (int i = 0; i < PIECES; ++i) {
+            float four[4] = {};
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if (4 * i + j < NUMBERS) four[j] = number(4 * i + j);
+            partners.send(first + i, four);
+        }
+    }
+    // The sums of both groups: the same numbers in both, whichever adds which.
+    template <class Partners>
+    __device__ __forceinline__ bool add_up(const Partners& partners, int first) {
+        constexpr int AT_ONCE = PIECES < 6 ? PIECES : 6;  // registers for more would be missed elsewhere
+        bool all = true;
+#pragma unroll
+        for (int begin = 0; begin < PIECES; begin += AT_ONCE) {
+            u32 theirs[AT_ONCE][4];
+            all = partners.receive(theirs, first + begin, PIECES - begin) && all;
+#pragma unroll
+            for (int i = 4 * begin; i < NUMBERS && i < 4 * (begin + AT_ONCE); ++i)
+                number(i) = Exchange::sent(number(i)) + __uint_as_float(theirs[i / 4 - begin][i % 4] & ~1u);
+        }
+        return all;
+    }
+
+    template <int ROWS, class A>
+    __device__ __forceinline__ void add(const A* a, int a_pitch, const float* dz, int dz_pitch) {
+        const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+#pragma unroll 1
+        for (int chunk = 0; chunk < ROWS / CHUNK; ++chunk) {
+            const int row = chunk * CHUNK + 4 * q;
+            float given[1][4];
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                if (item(i) >= ITEMS) continue;
+                const int tile = item(i) % DOWN, unit = item(i) / DOWN * 8;
+                float v[R][4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    if (i == 0 || UNITS > 8) given[0][k] = dz[(row + k) * dz_pitch + unit + g];
+                    float across[R];
+                    load_across<R>(across, a + (row + k) * a_pitch + tile * 8 * R + R * g);
+#pragma unroll
+                    for (int j = 0; j < R; ++j) v[j][k] = across[j];
+                }
+                if (tile == 0) shifts[i] += (given[0][0] + given[0][1]) + (given[0][2] + given[0][3]);
+                const Words<P, R, sizeof(A) == 1> of_a(v);
+                const Words<P, 1> of_b(given);
+#pragma unroll
+                for (int t = 0; t < R / 2; ++t) add_chunk<P>(sums[i][t], of_a, t, of_b);
+            }
+        }
+    }
+};

@@ -1,0 +1,290 @@
+"""Host side of train/resident/resident.cu: blocks that stay on the chip train a small MLP."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.cuda.common.program import (
+    Budget,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Memory,
+    Program,
+    State,
+    Steps,
+    Struct,
+)
+from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
+from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
+from onchip.kernels.cuda.train.large_batch.launches import TrainLowering, price_of
+from onchip.kernels.cuda.train.layer import find_layers, split_evenly
+from onchip.kernels.pointwise import TRAINED
+from onchip.kernels.training import trained_chain, why_not_plain
+from onchip.network.build import mlp
+from onchip.network.graph import Network
+from onchip.plan.device import H200, Device
+from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
+
+ARCHITECTURES = ("sm_90a", "sm_100")  # with 227 KB of shared memory
+SOURCE = Path(__file__).parent / "resident.cu"
+TEAM, WARPS = 512, 16  # threads and warps of a block
+UNITS = 8  # of a tile that a block owns
+MOST_OUTPUTS, MOST_LAYERS = 32, 15
+ROWS = (16, 32, 64)  # of a group, at most so many
+MOST_BYTES = 226 << 10  # of shared memory that is asked for
+MOST_PARTS = 8192  # floats of parts of sums
+RULE_BYTES = 32  # of a step's, which the kernel has in shared memory besides
+DEADLINE_MS = 10_000  # that a block waits for the others
+_BUDGET = Budget(registers=128, spill_bytes=640)  # what waits while blocks wait for each other
+_OWNERS_BUDGET = Budget(registers=128, spill_bytes=960)  # of blocks that own more than alone
+# Measured on an H200 with 784-320-160-10, us a step: 10.2 to 11 with 16 rows, 20 to 23 with 64, 17.7 to 19.6 with two
+# groups of 32.
+_STEP_US, _LAYER_US, _GROUP_US = 1.0, 2.1, 4.5
+_NUMBER_US = {"fp32": 8.3e-5, "tf32": 7e-5, "bf16": 6.6e-5, "fp16": 6.6e-5}  # a row's number that a block reads
+
+
+@dataclass(frozen=True)
+class ResidentLowering(TrainLowering):
+    """All steps of a call in one launch. Memory is State by name, as mlp_train's, and besides:
+
+    status (2,) uint32: turns that were taken, and not 0 if a block waited in vain
+    step_losses, step_hits (steps, groups)
+    forward<l>, backward<l>, exchanged, float32: what blocks hand to each other, in places whose last bits say when
+    own_mean<l>, own_square<l>, as mean<l> and square<l>; of the last layer (blocks, N)
+    """
+
+    groups: int = 1  # of blocks, each for other rows
+    rows: int = 16  # of a step, for each group
+    blocks: int = 1  # of a group
+    alone: int = 1  # of a group of a network that has the chip to itself: the order of sums is theirs
+
+    @cached_property
+    def byte_rows(self) -> ByteRows | None:
+        layer = self.layers[0]
+        if not self.job.byte_scale:
+            return None
+        return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
+
+    @property
+    def order(self) -> str:
+        return f"chunks of 16 terms, {WARPS} warps by turns; gradients over rows, {self.groups} groups"
+
+    def for_networks(self, count: int) -> Self:
+        """Fewer blocks, each the owner of more, where so many networks should be done sooner by that."""
+        best, best_us = self, math.inf
+        for blocks in sorted({_blocks_of(self._hidden_tiles, most) for most in range(1, max(self._hidden_tiles) + 1)}):
+            made = replace(self, blocks=min(blocks, self.alone))
+            at_once = self.device.units // (self.groups * made.blocks)
+            if made.fits and (us := -(-count // at_once) * made.step_us) <= best_us:
+                best, best_us = replace(made, networks=split_evenly(count, at_once)), us
+        return best
+
+    @property
+    def step_us(self) -> float:
+        """What a step should take, of every network of the launch. The more a block owns, the longer it multiplies."""
+        numbers = 2 * self.layers[0].D + 3 * sum(layer.N for layer in self.layers[:-1])  # of a row, to a block
+        waits_us = _STEP_US + _LAYER_US * len(self.layers) + _GROUP_US * (self.groups - 1)
+        return waits_us + _NUMBER_US[self.job.precision] * self.rows * numbers * self.alone / self.blocks
+
+    @property
+    def fits(self) -> bool:
+        """A multiprocessor has room for a block, and that for the parts of a tile's sums that the order asks for."""
+        row_tiles, room = self.rows // 16, replace(self, blocks=self.alone)._part_floats
+        for layer in self.layers[1:-1]:
+            splits = min(WARPS // row_tiles, -(-layer.N // 16), 1 + room // (row_tiles * 128))
+            if (splits - 1) * row_tiles * 128 > self._part_floats:
+                return False
+        return self.shared_bytes + RULE_BYTES <= self.device.fast_bytes
+
+    def own(self, layer: int) -> int:
+        """Units of a hidden layer, the first being 1, that a block owns, at most."""
+        return UNITS * -(-self._tiles(layer) // self.blocks)
+
+    def _tiles(self, layer: int) -> int:
+        return -(-self.layers[layer - 1].N // UNITS)
+
+    @property
+    def _hidden_tiles(self) -> list[int]:
+        return [self._tiles(layer) for layer in range(1, len(self.layers))]
+
+    @property
+    def _widths(self) -> list[int]:
+        return [self.layers[0].D, *(layer.N for layer in self.layers)]
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def own_memory(self) -> Mapping[str, int]:
+        last, kept = len(self.layers) - 1, OPTIMISERS[self.job.optimiser]
+        made = {"status": 8, "exchanged": 4 * self._exchanged_floats}
+        for i, layer in enumerate(self.layers):
+            units = round_up(layer.N + (2 if i == last else 0), UNITS)  # beside a row's gradients: its loss, and a hit
+            made[f"forward{i}"] = made[f"backward{i}"] = 4 * self.groups * 2 * self.rows * units
+            if i == last:
+                made[f"backward{i}"] = 4 * self.groups * 2 * layer.N * round_up(layer.D, UNITS)
+            for name in ("own_mean", "own_square")[:kept]:
+                made[f"{name}{i}"] = 4 * (self.blocks * layer.N if i == last else layer.N * layer.stride)
+        return made
+
+    @property
+    def _exchanged_floats(self) -> int:
+        """Partners of train/resident/resident.cuh: gradients of a thread, in fours."""
+        pieces, widths = 0, self._widths
+        for layer in range(1, len(self.layers) + 1):
+            if layer < len(self.layers):  # tiles of 32 inputs, 8 numbers a lane and a bias
+                pieces += -(-9 * -(-(-(-widths[layer - 1] // 32) * self.own(layer) // UNITS) // WARPS) // 4)
+            if layer > 1:  # tiles of 16 own inputs, 4 numbers
+                tiles = -(-self.own(layer - 1) // 16) * -(-widths[layer] // UNITS)
+                pieces += -(-5 * -(-tiles // WARPS) // 4)
+        return 2 * 2 * self.blocks * pieces * TEAM * 4 if self.groups > 1 else 4
+
+    @property
+    def _part_floats(self) -> int:
+        """Parts of sums: SOME_FLOATS of Room."""
+        instead = self.rows * (round_up(self.layers[-1].N + 2, 16) + 4)
+        left = self._room[1]
+        return left if left > instead else instead
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * sum(self._room)
+
+    @cached_property
+    def _room(self) -> tuple[int, int]:
+        """Room of train/resident/resident.cuh, in floats: without its PARTS, and those."""
+        widths, L, rows, head_rows = self._widths, len(self.layers), self.rows, -(-self.rows // self.blocks)
+        pitch = [round_up(width, 16) + 4 for width in [*widths[:L], widths[L] + 2]]
+        own = [0, *(self.own(layer) for layer in range(1, L))]
+        weight_rows = [0, *own[1:], widths[L]]
+        numbers = rows * (round_up(widths[0], 16) + (8 if self.byte_rows else 4)) // (4 if self.byte_rows else 1)
+        numbers += rows * sum(pitch[1:L]) + sum(weight_rows[i] * pitch[i - 1] for i in range(1, L + 1))
+        numbers += sum(own[i - 1] * pitch[i] for i in range(2, L + 1))
+        numbers += max(rows * pitch[L], head_rows * (pitch[L - 1] + pitch[L]))
+        numbers += rows * max(own[i] + 2 for i in range(1, L)) + sum(weight_rows) + 3 * rows
+        numbers = round_up(numbers, 4)
+        left = max(0, MOST_BYTES // 4 - numbers)
+        return numbers, left // 128 * 128 if left < MOST_PARTS else MOST_PARTS
+
+    # -- launches ------------------------------------------------------------------------------------------------
+
+    def graphs_of(self, count: int) -> Sequence[int]:
+        return (0,)  # one for all
+
+    def steps(self, count: int) -> Steps:
+        P = PRECISIONS[self.job.precision].name
+        X, name = ("unsigned char", "bytes") if self.byte_rows else ("float", "x")
+        kept = OPTIMISERS[self.job.optimiser]
+        codes = LOSSES.index(self.job.loss)
+        for number, layer in enumerate(self.layers, 1):
+            codes |= layer.activation[0] << 4 * number
+        told = f"{P}, {X}, {self.groups}, {self.rows}, {self.blocks}, {self.alone}, {kept}, {codes}ull"
+        program = Program(SOURCE, f"train_resident<{told}, {', '.join(map(str, self._widths))}>")
+        pointers: list[Memory | Int64] = [
+            State(name), State("targets"), State("order"), State("rules"), State("progress"), State("step_losses"),
+            State("step_hits"), State("status"), State("exchanged"),
+        ]  # fmt: skip
+        for i in range(len(self.layers)):
+            pointers.append(State(f"w{i}"))
+            pointers += [State(f"{each}{i}") if at < kept else Int64(0) for at, each in enumerate(("mean", "square"))]
+            pointers += [
+                State(f"own_{each}{i}") if at < kept else Int64(0) for at, each in enumerate(("mean", "square"))
+            ]
+            pointers += [State(f"forward{i}"), State(f"backward{i}")]
+        stride = self.byte_rows.stride if self.byte_rows else self.layers[0].stride
+        data = struct.pack("<qqqfI", self.job.batch, stride, self.apart, self.job.byte_scale or 1.0, DEADLINE_MS)
+        for layer in self.layers:
+            data += struct.pack("<iII", layer.stride, layer.bias is not None, layer.activation[1])
+        data += bytes(-len(data) % 8)
+        grid = self.groups * self.blocks, self.networks, 1
+        config = LaunchConfig(grid, (TEAM, 1, 1), self.shared_bytes, cooperative=True)
+        budget = _BUDGET if self.blocks == self.alone else _OWNERS_BUDGET
+        return Steps((KernelLaunch(program, config, (Struct(tuple(pointers), data),), budget),))
+
+
+def make_lowering(chain: Chain, job: Job, device: Device) -> ResidentLowering | str:
+    """Or why not."""
+    layers = find_layers(chain)
+    if why := why_not_plain(job):
+        return why
+    if not 2 <= len(layers) <= MOST_LAYERS:
+        return f"takes 2 to {MOST_LAYERS} layers, got {len(layers)}"
+    if layers[-1].N > MOST_OUTPUTS:
+        return f"at most {MOST_OUTPUTS} outputs, got {layers[-1].N}"
+    tiles = [-(-layer.N // UNITS) for layer in layers[:-1]]
+    # Two groups where there is room for them, rows enough, and nothing else than weights to keep alike.
+    groups = 2 if job.optimiser == "sgd" and job.batch > ROWS[0] and 2 * max(tiles) <= device.units else 1
+    if job.batch > groups * ROWS[-1]:
+        return f"batches of at most {groups * ROWS[-1]} rows, got {job.batch:,}"
+    rows = next(rows for rows in ROWS if groups * rows >= job.batch)
+    blocks = _blocks_of(tiles, most=-(-max(tiles) // (device.units // groups)))
+    lowering = ResidentLowering(layers, job, device, groups=groups, rows=rows, blocks=blocks, alone=blocks)
+    if not lowering.fits:
+        return f"does not fit: {lowering.shared_bytes:,} B of shared memory, a block has {device.fast_bytes:,} B"
+    return lowering
+
+
+def _blocks_of(tiles: Sequence[int], most: int) -> int:
+    """Where a block owns at most so many of a hidden layer's tiles. Each owns some, or it would not be waited for."""
+    blocks = max(-(-count // most) for count in tiles)
+    return max(-(-count // -(-count // blocks)) for count in tiles)
+
+
+class MlpResident:
+    name = "mlp_resident"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        chain = trained_chain(net, start, job)
+        if chain is None or device.arch not in ARCHITECTURES:
+            return  # why it is not trained mlp_train says
+        lowering = make_lowering(chain, job, device)
+        if isinstance(lowering, str):
+            yield Refusal(self.name, net.nodes[0].name, lowering)
+            return
+        where = f"{lowering.groups} x {lowering.blocks}" if lowering.groups > 1 else f"{lowering.blocks}"
+        yield Claim(
+            self.name, f"mlp_resident<{chain.label},{job.loss}>", chain.nodes,
+            price_of(net, lowering, launches=0, least_us=lowering.step_us),
+            why=f"{where} blocks keep the weights and take step after step in one launch"
+            + ("; rows are bytes" if lowering.byte_rows else ""),
+            fast_bytes=lowering.shared_bytes, facts=lowering, order=lowering.order,
+        )  # fmt: skip
+
+
+# -- instances for make check-kernels ------------------------------------------------------------------------------
+
+
+def _instance(what: str, job: Job, *widths: int, networks: int = 1) -> Instance:
+    def launch(_: Device) -> KernelLaunch:
+        chain = find_chain(mlp(*widths), 0, TRAINED)
+        assert chain is not None
+        lowering = make_lowering(chain, job, H200)
+        assert isinstance(lowering, ResidentLowering)
+        return lowering.for_networks(networks).steps(0).launches[0]
+
+    return Instance(what, launch)
+
+
+INSTANCES = (
+    *(
+        _instance(name, Job(precision, batch, "cross_entropy", byte_scale=scale), 784, 320, 160, 10)
+        for name, precision, batch, scale in (
+            ("digits fp32, two groups", "fp32", 64, 1 / 255), ("digits bf16", "bf16", 16, 1 / 255),
+            ("digits fp32, floats", "fp32", 64, 0.0),
+        )
+    ),
+    _instance(
+        "digits fp32, eight networks", Job("fp32", 64, "cross_entropy", byte_scale=1 / 255), 784, 320, 160, 10,
+        networks=8,
+    ),
+    _instance("four layers, adam", Job("tf32", 32, "mse", "adam"), 20, 53, 29, 17, 5),
+)  # fmt: skip

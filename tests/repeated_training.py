@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 
 from onchip.errors import PlanError
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import LaunchConfig, Program
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.build import mlp
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.train.loop import fit

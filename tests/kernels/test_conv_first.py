@@ -10,8 +10,8 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
 from onchip.kernels.cuda.conv.first_layer import ConvFirst, Tile, window_fragments
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_tf32
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     GELU,

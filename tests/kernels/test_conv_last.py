@@ -10,10 +10,10 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
 from onchip.kernels.cuda.conv.direct import Geometry
 from onchip.kernels.cuda.conv.last_layer.cells import NO_TAP, cell_axis
 from onchip.kernels.cuda.conv.last_layer.mma import GROUPS, ConvLast, cell_fragments
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_tf32
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     Cast,

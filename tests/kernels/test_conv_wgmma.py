@@ -10,11 +10,11 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import emulate_device, run_claim
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
 from onchip.kernels.cuda.conv.sm90 import ConvWgmma, ConvWgmmaLowering, spread_taps, taps_in_order
 from onchip.kernels.cuda.conv.windows import Windows
 from onchip.kernels.cuda.gemm import sm90 as product_wgmma
 from onchip.kernels.cuda.gemm.sm90 import TILES, WgmmaProduct
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_tf32
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (

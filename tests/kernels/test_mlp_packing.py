@@ -6,16 +6,14 @@ import pytest
 from checks import random_mlp, rows
 from onchip.errors import InputError
 from onchip.kernels.chain import find_chain
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32, round_up
 from onchip.kernels.cuda.mlp.packing import (
-    PRECISIONS,
     first_steps,
     hidden_columns,
     input_columns,
     output_order,
     pack_matrix,
     pack_recipe,
-    round_tf32,
-    round_up,
 )
 from onchip.network.recipe import materialise
 

@@ -6,7 +6,7 @@ import pytest
 from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import cuda, reference
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.mlp.pair import Pair, PairLowering
 from onchip.network.build import mlp, sequential
 from onchip.network.io import with_io

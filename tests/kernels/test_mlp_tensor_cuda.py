@@ -8,9 +8,9 @@ import pytest
 import onchip
 from checks import random_mlp, rows
 from onchip.kernels import reference
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import LaunchConfig
 from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.cuda.mlp.tensor_core import MlpTensor
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import sequential

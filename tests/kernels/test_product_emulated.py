@@ -6,12 +6,12 @@ import pytest
 from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import Input, Int64, Output, Steps
 from onchip.kernels.cuda.gemm import simt as product_module
 from onchip.kernels.cuda.gemm.mma import MmaProduct
 from onchip.kernels.cuda.gemm.simt import FMA_TILES, PART, Product
 from onchip.kernels.cuda.gemm.sm90 import split_weight, tf32_weight
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.cuda.mma.mma_tile import TILES, tiles_of
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import sequential

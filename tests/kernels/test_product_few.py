@@ -9,9 +9,9 @@ from checks import assert_error_within, random_mlp, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import Input, Int64, Output, Steps
 from onchip.kernels.cuda.gemm.gemv import MOST_ROWS, FewProduct, ProductFew
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.build import mlp, sequential
 from onchip.network.io import with_io
 from onchip.network.layers import GELU, Linear, ReLU

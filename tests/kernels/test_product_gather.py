@@ -11,8 +11,8 @@ from fake_cuda import Array
 from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.conv.gather import ProductGather
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Conv1d, Embedding, Linear, Permute, ReLU, Reshape, Tanh
 from onchip.network.types import TensorType, numpy_dtype

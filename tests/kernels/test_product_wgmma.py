@@ -6,6 +6,7 @@ import pytest
 from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import cuda, reference
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
 from onchip.kernels.cuda.common.program import Input, Int64, Output, Steps
 from onchip.kernels.cuda.gemm import sm90 as module
 from onchip.kernels.cuda.gemm.pad_rows import pad_rows, padded, padded_rows
@@ -17,7 +18,6 @@ from onchip.kernels.cuda.gemm.sm90 import (
     split_weight,
     tf32_weight,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_tf32
 from onchip.network.build import sequential
 from onchip.network.layers import GELU, Linear, ReLU
 from onchip.network.types import TensorType, numpy_dtype

@@ -8,8 +8,8 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
 from onchip.kernels.cuda.conv.implicit_gemm import ProductWindows
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_tf32
 from onchip.kernels.cuda.mma import mma_tile as mma_tiles
 from onchip.kernels.cuda.mma.mma_tile import tiles_of
 from onchip.network.build import sequential

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.runtime.cuda.gpu import Gpu
 from repeated_training import CASES, FILLS, OPTIMISERS, Case, fill_memory, judge_case
 from training_cases import WAYS

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.cuda.attention.match import Attention, find_attention
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -28,7 +29,6 @@ from onchip.kernels.cuda.common.program import (
     in_line,
 )
 from onchip.kernels.cuda.common.strides import Heads
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.cuda.reduction.norm import stretched
 from onchip.network.graph import Network
 from onchip.network.layers import MatMul

@@ -10,6 +10,7 @@ from pathlib import Path
 from onchip.kernels.chain import with_activation
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
@@ -26,7 +27,6 @@ from onchip.kernels.cuda.common.program import (
     Weight,
 )
 from onchip.kernels.cuda.common.window import Axis, Windows, axes_of
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Convolution, Elementwise

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onchip.kernels.chain import with_activation
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
@@ -25,7 +26,6 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Convolution, Elementwise, Layer, TransposedConvolution

@@ -14,6 +14,7 @@ import numpy as np
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -48,7 +49,6 @@ from onchip.kernels.cuda.conv.warp_mma import (
     multiplied_fragments,
     price_of,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.kernels.cuda.pool.pool import POOLS
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.kernels.token_branches import never_falls

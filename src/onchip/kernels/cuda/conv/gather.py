@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import NUMBERS, StatusWord
 from onchip.kernels.cuda.conv.direct import Geometry, geometry_of
 from onchip.kernels.cuda.conv.fusion import ConvRun, with_behind
@@ -26,7 +27,6 @@ from onchip.kernels.cuda.conv.implicit_gemm import (
     tap_weight,
 )
 from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.cuda.mma.mma_tile import TILES, scale_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Conv1d, Embedding, Linear, Permute, Reshape

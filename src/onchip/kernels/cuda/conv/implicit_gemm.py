@@ -12,6 +12,7 @@ import numpy as np
 
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -34,7 +35,6 @@ from onchip.kernels.cuda.conv.fusion import ConvRun, find_runs
 from onchip.kernels.cuda.conv.sm90 import spread_taps, taps_in_order
 from onchip.kernels.cuda.conv.windows import MOST_PHASES, Windows
 from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     Argument,
     Input,
@@ -39,7 +40,6 @@ from onchip.kernels.cuda.gemm.sm90 import (
     multiplied_weight,
     parts_have_slices,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise
 from onchip.network.layers.conv import conv_groups

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     Argument,
     Budget,
@@ -26,7 +27,6 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.conv.direct import Geometry, Pair
 from onchip.kernels.cuda.conv.last_layer.cells import NO_TAP, CellAxis, cell_axis
 from onchip.kernels.cuda.gemm.sm90 import ALIGN_BYTES, LINE, TEAM
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.layers import Elementwise
 
 SOURCE = Path(__file__).with_suffix(".cu")

@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import NUMBERS
 from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.kernels.cuda.pool.pool import POOLS
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node

@@ -12,6 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from onchip.kernels.cuda.common.fast_divide import magic_of
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NOTHING,
@@ -50,7 +51,6 @@ from onchip.kernels.cuda.elementwise.steps import (
     why_not,
 )
 from onchip.kernels.cuda.gemm.gemv import OVERLAPPING
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Reshape
 from onchip.plan.device import Device

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
@@ -27,7 +28,6 @@ from onchip.kernels.cuda.common.program import (
     Weight,
     in_line,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Embedding, GlobalMean, GlobalSum, TokenConv
 from onchip.network.layers.base import row_axis

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     Argument,
@@ -28,7 +29,6 @@ from onchip.kernels.cuda.common.program import (
 )
 from onchip.kernels.cuda.common.strides import View
 from onchip.kernels.cuda.embedding.gather import BLOCKS_A_UNIT, IDS, THREADS, WORDS
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Embedding, Reshape, Slice
 from onchip.network.layers.base import row_axis

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -45,7 +46,6 @@ from onchip.kernels.cuda.embedding.token_slices import (
 )
 from onchip.kernels.cuda.gemm import sm90 as product_wgmma
 from onchip.kernels.cuda.gemm.sm90 import WgmmaProduct
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.fp8_tables import FP8, peaks_of, table_peaks
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.kernels.token_branches import REFUSED, Branch, Branches, find_branches

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -28,7 +29,6 @@ from onchip.kernels.cuda.gemm.batched import (
     moved_bytes,
     operands_of,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network
 from onchip.network.layers import MatMul
 from onchip.plan.device import Device

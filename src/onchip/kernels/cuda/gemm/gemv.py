@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onchip.kernels.chain import end_dtypes, find_chain
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NOTHING,
@@ -29,7 +30,6 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.gemm.residual import Residual, residuals
 from onchip.kernels.cuda.gemm.simt import one_layer, weight_recipes
 from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onchip.kernels.chain import Chain, Dense, end_dtypes, forward_price
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -27,7 +28,6 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.conv.sm90 import spread_taps
 from onchip.kernels.cuda.gemm.simt import plain_layer
 from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.precision import PRECISIONS, narrowed
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -29,7 +30,6 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.conv.direct import DOUBLE_RATE, DOUBLE_TILES, MOST, ConvLowering, Geometry
 from onchip.kernels.cuda.embedding.token_slices import narrow_tables, split_tables, token_slices, token_taps
 from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, narrowed
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise, Linear

@@ -11,6 +11,7 @@ import numpy as np
 
 from onchip.kernels.chain import Dense, end_dtypes, find_chain
 from onchip.kernels.cuda.common.activation import act_name, activation_words
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
 from onchip.kernels.cuda.common.program import (
     NOTHING,
     NUMBERS,
@@ -34,7 +35,6 @@ from onchip.kernels.cuda.gemm.pad_rows import PIECE_BYTES, pad_rows, padded, pad
 from onchip.kernels.cuda.gemm.residual import Residual, residuals
 from onchip.kernels.cuda.gemm.simt import narrow_weight, one_layer
 from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_tf32
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise

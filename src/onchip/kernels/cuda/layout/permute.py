@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.cuda.common.fast_divide import MOST, divider, index_of, parts
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -28,7 +29,6 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     in_line,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Permute
 from onchip.network.types import DTYPE_BYTES, TensorType

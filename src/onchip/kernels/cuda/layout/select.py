@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.cuda.common.fast_divide import divider, index_of
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     Budget,
@@ -25,7 +26,6 @@ from onchip.kernels.cuda.common.program import (
     in_line,
 )
 from onchip.kernels.cuda.layout.permute import WORDS
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.selection import may_turn, tables_for
 from onchip.network.graph import Network
 from onchip.network.layers import LAYERS, Selection

@@ -52,7 +52,7 @@ __device__ constexpr bool is_one_chunk(int D_out, int rows) {
     return full_chunks(D_out) == 0 ? rest_of(D_out) <= chunk_of(rest_of(D_out), rows) : D_out <= 64;
 }
 
-// Where everything lies: all of it known when planning. kernels/cuda/mlp_fused.py does the same sums.
+// Where everything lies: all of it known when planning. kernels/cuda/mlp/fused.py does the same sums.
 template <int ROWS, class... Layers>
 struct Layout {
     static constexpr int L = sizeof...(Layers);

@@ -17,6 +17,7 @@ import numpy as np
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda.common.activation import cpp_name
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -32,7 +33,6 @@ from onchip.kernels.cuda.common.program import (
     Weight,
 )
 from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import mlp
 from onchip.network.graph import Network

@@ -7,38 +7,13 @@ the layer before; the order of the last layer's columns is that in which they wr
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 
-from onchip.errors import InputError
 from onchip.kernels.chain import Chain, Dense
+from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, narrowed, round_tf32, round_up
 from onchip.network.recipe import Array, Recipe, recipe_op
-from onchip.network.types import DTYPE_BYTES, numpy_dtype
-
-
-@dataclass(frozen=True)
-class Precision:
-    """What a network is computed in, as the kernel's template knows it."""
-
-    name: str
-    dtype: str  # of the weights in shared memory
-    per_word: int  # numbers in 32 bits of a fragment
-    parts: int = 1  # the matrices that stand for one
-
-    @property
-    def step(self) -> int:
-        """Columns of k that meet in one instruction."""
-        return 8 * self.per_word
-
-
-PRECISIONS = {
-    "fp32": Precision("Fp32", "float32", 1, parts=2),
-    "tf32": Precision("Tf32", "float32", 1),
-    "bf16": Precision("Bf16", "bfloat16", 2),
-    "fp16": Precision("Fp16", "float16", 2),
-}
-
+from onchip.network.types import DTYPE_BYTES
 
 # Tensor cores cut a sum off where float32 ends, which makes it smaller by half a unit in the last place on average, and
 # the next layer adds up what all its inputs lack. Weights of fp32 are larger by just that share: the low parts have
@@ -76,10 +51,6 @@ def depths(chain: Chain, precision: Precision) -> list[int]:
 def first_steps(D_in: int, precision: Precision) -> int:
     """Steps of the first layer: each of four lanes holds a quarter of a row, in whole steps."""
     return round_up(round_up(D_in, 4) // 4, 2 * precision.per_word) // (2 * precision.per_word)
-
-
-def round_up(n: int, unit: int) -> int:
-    return -(-n // unit) * unit
 
 
 # -- weights as the lanes want them --------------------------------------------------------------------------
@@ -132,16 +103,6 @@ def pack_matrix(weight: Array, columns: Array, order: Array, precision: Precisio
     return [part.reshape(len(padded), -1, 4 * precision.per_word).swapaxes(0, 1) for part in parts]
 
 
-def narrowed(weight: Array, dtype: str) -> Array:
-    """In 16 bits; InputError where a number is too large for them."""
-    with np.errstate(over="ignore"):
-        narrow: Array = weight.astype(numpy_dtype(dtype))
-    if not np.array_equal(np.isfinite(narrow), np.isfinite(weight)):
-        got = f"{np.abs(weight[np.isfinite(weight)]).max():.4g}"
-        raise InputError(f"a weight is too large for {dtype}", got=got, hint="precision 'bf16', 'tf32' or 'fp32'")
-    return narrow
-
-
 def input_columns(D: int, item_bytes: int, precision: Precision) -> Array:
     """Which column of x each k of the first layer is, and D where it is none: the groups of the .cu file."""
     elements = np.full((4, 2 * precision.per_word * first_steps(D, precision)), D)  # of each lane
@@ -183,9 +144,3 @@ def output_order(N: int) -> Array:
         order[start : start + 8 * blocks] = (start + 2 * blocks * lane + 2 * block + i).reshape(-1)
         start += 8 * blocks
     return order
-
-
-def round_tf32(values: Array) -> Array:
-    """To 10 bits behind the point, halves away from zero: what cvt.rna.tf32 does. NaNs and infinities stay."""
-    rounded = ((values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
-    return np.where(np.isfinite(values), rounded, values)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda.common.activation import activation_words, cpp_name
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     NUMBERS,
     Argument,
@@ -28,7 +29,6 @@ from onchip.kernels.cuda.common.program import (
 )
 from onchip.kernels.cuda.gemm.sm90 import ALIGN_BYTES, BOX_ROWS, multiplied_weight
 from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise

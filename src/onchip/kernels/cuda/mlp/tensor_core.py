@@ -13,6 +13,7 @@ from pathlib import Path
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda.common.activation import cpp_name
+from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, round_up
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -27,15 +28,7 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     Weight,
 )
-from onchip.kernels.cuda.mlp.packing import (
-    PRECISIONS,
-    Precision,
-    first_steps,
-    fitting_layers,
-    pack_recipe,
-    round_up,
-    weight_bytes,
-)
+from onchip.kernels.cuda.mlp.packing import first_steps, fitting_layers, pack_recipe, weight_bytes
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import mlp
 from onchip.network.graph import Network

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import Budget
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import H200, Device
 

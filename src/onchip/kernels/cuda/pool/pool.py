@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.chain import in_layouts
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
@@ -19,7 +20,6 @@ from onchip.kernels.cuda.common.program import (
     Steps,
 )
 from onchip.kernels.cuda.common.window import Axis, Windows, axes_of
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
 from onchip.network.types import DTYPE_BYTES

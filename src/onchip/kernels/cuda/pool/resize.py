@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.cuda.common.fast_divide import divider, index_of
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
@@ -28,7 +29,6 @@ from onchip.kernels.cuda.common.program import (
     in_line,
 )
 from onchip.kernels.cuda.layout.select import MOST_WORDS
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.selection import ResizeParts, axis_taps, may_turn, resize_parts
 from onchip.network.graph import Network
 from onchip.network.layers import LinearResize

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onchip.kernels.cuda.common.precision import narrowed
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -41,7 +42,6 @@ from onchip.kernels.cuda.embedding.token_slices import (
 from onchip.kernels.cuda.gemm.simt import MAKES, Product, narrow_weight
 from onchip.kernels.cuda.gemm.sm90 import UNBIASED, ProductWgmma, WgmmaProduct, split_weight, tf32_weight
 from onchip.kernels.cuda.layout.permute import permute
-from onchip.kernels.cuda.mlp.packing import narrowed
 from onchip.kernels.fp8_tables import table_peaks
 from onchip.network.recipe import Array, Recipe, as_is, op_name, transposed
 from onchip.plan.device import Device

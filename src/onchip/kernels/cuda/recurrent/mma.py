@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, narrowed, round_tf32
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -26,7 +27,6 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, Precision, narrowed, round_tf32
 from onchip.kernels.cuda.recurrent.register_resident import MOST_BLOCKS, WITHOUT_CLUSTERS
 from onchip.kernels.cuda.recurrent.simt import RecurrentShape
 from onchip.network.graph import Network, Node

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -19,7 +20,6 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     UInt32,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.kernels.cuda.recurrent.simt import RecurrentShape, gate_recipes, moved_bytes
 from onchip.network.graph import Network
 from onchip.network.layers import Recurrent

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
@@ -25,7 +26,6 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import GRU, LSTM, RNN, Recurrent
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op

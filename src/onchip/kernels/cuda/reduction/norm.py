@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
@@ -29,7 +30,6 @@ from onchip.kernels.cuda.common.program import (
     Weight,
     in_line,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, RowNorm
 from onchip.network.layers.norm import NormParts

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.cuda.common.fast_divide import parts
+from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     FLOATS,
@@ -30,7 +31,6 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
 )
 from onchip.kernels.cuda.layout.permute import permute
-from onchip.kernels.cuda.mlp.packing import PRECISIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     AvgPool1d,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from onchip.kernels.chain import Chain
 from onchip.kernels.cuda.common.activation import activation_words
+from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import State, Struct
-from onchip.kernels.cuda.mlp.packing import round_up
 
 ROW_FLOATS = 8  # rows begin at multiples of 32 bytes: what L2 moves
 

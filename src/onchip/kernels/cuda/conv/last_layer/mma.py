@@ -10,6 +10,7 @@ from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -40,7 +41,6 @@ from onchip.kernels.cuda.conv.warp_mma import (
     multiplied_fragments,
     price_of,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op

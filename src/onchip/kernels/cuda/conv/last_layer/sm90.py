@@ -11,6 +11,7 @@ from pathlib import Path
 
 from onchip.kernels.cuda.common.activation import act_name, activation_words
 from onchip.kernels.cuda.common.fast_divide import divider
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
     NUMBERS,
     Argument,
@@ -33,7 +34,6 @@ from onchip.kernels.cuda.conv.last_layer.cells import CellAxis, Table, cell_axis
 from onchip.kernels.cuda.conv.last_layer.match import LastLayers, find_last_layers
 from onchip.kernels.cuda.conv.warp_mma import COLUMNS, label_of, price_of
 from onchip.kernels.cuda.gemm.sm90 import ARCHITECTURES, multiplied_weight
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise, Tanh
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op

@@ -11,6 +11,7 @@ from typing import Self
 
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
     EVERY_CHIP,
     Argument,
@@ -26,7 +27,6 @@ from onchip.kernels.cuda.common.program import (
     Struct,
     UInt32,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.kernels.cuda.train.large_batch.bytes import LEAST_BATCH, PARTS_BUDGET, STAGE_K, ByteRows
 from onchip.kernels.cuda.train.large_batch.rows import BUDGET as ROWS_BUDGET
 from onchip.kernels.cuda.train.large_batch.rows import LEAST_ROWS, MOST_WIDTHS, RowsPass

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import Budget, Program
-from onchip.kernels.cuda.mlp.packing import round_up
 from onchip.kernels.cuda.train.large_batch.bytes import PARTS
 from onchip.kernels.cuda.train.large_batch.rows import MOST_OUTPUTS, MOST_WIDTHS
 

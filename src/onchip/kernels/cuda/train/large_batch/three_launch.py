@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
     Budget,
     Instance,
@@ -20,7 +21,6 @@ from onchip.kernels.cuda.common.program import (
     Struct,
     UInt32,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
 from onchip.kernels.cuda.train.large_batch.launches import DIGITS, THREADS, TrainLowering, price_of
 from onchip.kernels.cuda.train.large_batch.rows import MOST_OUTPUTS, MOST_WIDTHS

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
     Budget,
     Instance,
@@ -23,7 +24,6 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     Struct,
 )
-from onchip.kernels.cuda.mlp.packing import PRECISIONS, round_up
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
 from onchip.kernels.cuda.train.large_batch.launches import TrainLowering, price_of
 from onchip.kernels.cuda.train.layer import find_layers, split_evenly

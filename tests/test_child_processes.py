@@ -15,7 +15,8 @@ from conftest import SRC
 from onchip.errors import DeviceError
 from onchip.formats.load import save
 from onchip.formats.onnx_reader import read_onnx
-from onchip.kernels.cpu import compile_ahead, move
+from onchip.kernels.cpu.compiler import compile_ahead
+from onchip.kernels.cpu.layout import move
 from onchip.ladders import profile
 from onnx_models import model, op
 from real_ranks import needs_mpi

@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 
 import onchip
-from onchip.kernels.cpu import compile_ahead, jit, mlp_fused, move
-from onchip.kernels.cpu.dense import dense
+from onchip.kernels.cpu.compiler import compile_ahead, jit
+from onchip.kernels.cpu.gemm.dense import dense
+from onchip.kernels.cpu.layout import move
+from onchip.kernels.cpu.mlp import fused as mlp_fused
 
 KEY = "0123456789ab" * 4
 HOLD = """import sys, pathlib
-from onchip.kernels.cpu.compile_ahead import lock_function
+from onchip.kernels.cpu.compiler.compile_ahead import lock_function
 print(lock_function(pathlib.Path(sys.argv[1]), sys.argv[2]), flush=True)
 sys.stdin.read()"""
 
 AHEAD = """import sys
-from onchip.kernels.cpu.compile_ahead import compile_ahead
+from onchip.kernels.cpu.compiler.compile_ahead import compile_ahead
 compile_ahead(sys.argv[1:])"""
 
 
@@ -75,7 +77,7 @@ def test_a_second_network_has_a_second_process_of_its_own_when_the_first_has_end
 
 def test_the_other_process_fills_the_cache(tmp_path):
     """All that a kernel needs, by the names that the first process gives it; nothing on its streams."""
-    names = ["onchip.kernels.cpu.mlp_fused:_columns", "onchip.kernels.cpu.move:gone.<locals>.f"]
+    names = ["onchip.kernels.cpu.mlp.fused:_columns", "onchip.kernels.cpu.layout.move:gone.<locals>.f"]
     env = {**os.environ, "ONCHIP_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", AHEAD, *names]
     ran = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
@@ -119,9 +121,7 @@ def test_what_another_process_is_at_is_left_to_it_but_not_for_ever(monkeypatch):
 
 def test_a_function_that_is_kept_is_found_when_what_it_needs_was_lost(tmp_path):
     env = {**os.environ, "ONCHIP_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    code = (
-        "from onchip.kernels.cpu.dense import dense, multiply_panel\nprint(dense.key, multiply_panel.key, dense.link())"
-    )
+    code = "from onchip.kernels.cpu.gemm.dense import dense, multiply_panel as panel\nprint(dense.key, panel.key, dense.link())"
     command = [sys.executable, "-c", code]
     kept, lost, _ = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
     folder = tmp_path / "cache" / "numba"

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from onchip import cache
-from onchip.kernels.cpu.compile_notice import _Notice
+from onchip.kernels.cpu.compiler.notice import _Notice
 
 
 class Stream(io.StringIO):

@@ -76,7 +76,7 @@ def test_same_bits_whatever_the_batch_and_the_threads(name):
 @pytest.mark.skipif(core_count() < 2, reason="one core: there is nobody to share with")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_threads_share_a_single_image(name, monkeypatch):
-    monkeypatch.setattr("onchip.kernels.cpu.conv_fused._SHARED_FLOP", -1)  # however small it is
+    monkeypatch.setattr("onchip.kernels.cpu.conv.fused._SHARED_FLOP", -1)  # however small it is
     net = NETWORKS[name]
     x = rows(3, *net.input.row_shape)
     whole = fused(net, threads=1)(x)
@@ -265,7 +265,7 @@ def test_an_infinity_stays_where_it_is():
 @pytest.mark.skipif(core_count() < 2, reason="one core: there is nobody to share with")
 def test_an_infinity_stays_where_it_is_when_threads_share_an_image(monkeypatch):
     """They share the columns of a Linear, too, and those that pad it are nobody's: ReLU makes 0 of the others."""
-    monkeypatch.setattr("onchip.kernels.cpu.conv_fused._SHARED_FLOP", -1)
+    monkeypatch.setattr("onchip.kernels.cpu.conv.fused._SHARED_FLOP", -1)
     layers = ((Conv2d(), conv(2, 1, 1, 1)), Reshape(), (Linear(), conv(33, 32)), ReLU(), (Linear(), conv(5, 33)))
     net, x = chain((1, 4, 4), *layers), rows(1, 1, 4, 4)
     net = net.replace(weights={name: -np.abs(w) if name == "n2.weight" else w for name, w in net.weights.items()})
@@ -348,7 +348,7 @@ def test_outputs_side_by_side_in_a_vector(N, C, size, kernel, stride, pads):
 @pytest.mark.skipif(core_count() < 2, reason="one core: there is nobody to share with")
 @pytest.mark.parametrize("N", [1, 3, 6])
 def test_threads_share_outputs_side_by_side(N, monkeypatch):
-    monkeypatch.setattr("onchip.kernels.cpu.conv_fused._SHARED_FLOP", -1)
+    monkeypatch.setattr("onchip.kernels.cpu.conv.fused._SHARED_FLOP", -1)
     layers = ((Conv2d(pads=(1, 1, 1, 1)), conv(N, 2, 3, 3)), ReLU(), MaxPool2d((3, 2), (2, 1), (1, 1, 1, 0)))
     net, x = chain((2, 9, 11), *layers), rows(1, 2, 9, 11)
     assert np.array_equal(fused(net, threads=2)(x), fused(net, threads=1)(x))
@@ -430,7 +430,7 @@ def test_a_nan_is_the_largest_wherever_it_stands(C):
     ],
 )
 def test_channels_by_themselves(C, kernel, stride, pads, dilation, monkeypatch):
-    monkeypatch.setattr("onchip.kernels.cpu.conv_fused._SHARED_FLOP", -1)
+    monkeypatch.setattr("onchip.kernels.cpu.conv.fused._SHARED_FLOP", -1)
     layers = (
         (Conv2d(stride, pads, dilation, groups=C), conv(C, 1, *kernel)),
         ReLU(),

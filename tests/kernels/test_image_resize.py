@@ -6,9 +6,9 @@ import pytest
 from checks import assert_error_within, rows
 from image_networks import SAME, graph, weight
 from onchip.kernels import reference
-from onchip.kernels.cpu import conv_fused
-from onchip.kernels.cpu.image_combine import Copy
-from onchip.kernels.cpu.image_resize import Resize
+from onchip.kernels.cpu.conv import fused as conv_fused
+from onchip.kernels.cpu.conv.operations.combine import Copy
+from onchip.kernels.cpu.conv.operations.resize import Resize
 from onchip.network.layers import Concat, Conv1d, Conv2d, LinearResize, MaxPool2d, NearestResize, ReLU, Tanh
 from onchip.runtime.engine import compile
 

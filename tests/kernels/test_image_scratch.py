@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from checks import rows
 from image_networks import NETWORKS, chain, conv
 from onchip.kernels import cpu
-from onchip.kernels.cpu.image_program import lower
-from onchip.kernels.cpu.places import first_places
+from onchip.kernels.cpu.arena import first_places
+from onchip.kernels.cpu.conv.program import lower
 from onchip.network.layers import Conv2d, GlobalMean, Linear, ReLU
 from onchip.runtime.cpu import core_count
 from onchip.runtime.engine import compile

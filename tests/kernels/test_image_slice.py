@@ -6,7 +6,7 @@ import pytest
 from checks import assert_error_within, rows
 from image_networks import SAME, graph, weight
 from onchip.kernels import cpu, reference
-from onchip.kernels.cpu import conv_fused
+from onchip.kernels.cpu.conv import fused as conv_fused
 from onchip.network.layers import (
     Add,
     AvgPool2d,

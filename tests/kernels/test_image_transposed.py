@@ -53,7 +53,7 @@ def test_right_and_the_same_bits_whatever_the_batch(name):
 @pytest.mark.skipif(core_count() < 2, reason="one core: there is nobody to share with")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_threads_share_a_single_image(name, monkeypatch):
-    monkeypatch.setattr("onchip.kernels.cpu.conv_fused._SHARED_FLOP", -1)
+    monkeypatch.setattr("onchip.kernels.cpu.conv.fused._SHARED_FLOP", -1)
     net = NETWORKS[name]
     x = rows(1, *net.input.row_shape)
     assert np.array_equal(fused(net, threads=2)(x), fused(net, threads=1)(x))

@@ -16,10 +16,10 @@ import pytest
 from numba.core.serialize import dumps
 
 from onchip.cache import read_entry, write_entry
-from onchip.kernels.cpu import jit
-from onchip.kernels.cpu.image_operation import _PARTS, Call, _words
-from onchip.kernels.cpu.jit import compiled
-from onchip.kernels.cpu.machine_code import _target_machine
+from onchip.kernels.cpu.compiler import jit
+from onchip.kernels.cpu.compiler.jit import compiled
+from onchip.kernels.cpu.compiler.machine_code import _target_machine
+from onchip.kernels.cpu.conv.operation import _PARTS, Call, _words
 from onchip.kernels.vectors import VECTOR_BYTES
 
 SRC = Path(__file__).parents[2] / "src"
@@ -163,12 +163,12 @@ def test_a_full_disk_does_not_stop_the_work(cache, tmp_path):
 
 def test_an_edit_to_a_helper_in_another_file_is_seen(cache, tmp_path):
     (tmp_path / "caller.py").write_text(
-        "from helper import twice\nfrom onchip.kernels.cpu.jit import compiled\n"
+        "from helper import twice\nfrom onchip.kernels.cpu.compiler.jit import compiled\n"
         "@compiled()\ndef call(x):\n    return twice(x) + 1\n"
     )
     for factor in (2, 3):
         (tmp_path / "helper.py").write_text(
-            "from onchip.kernels.cpu.jit import compiled\n"
+            "from onchip.kernels.cpu.compiler.jit import compiled\n"
             f"@compiled(inline=True)\ndef twice(x):\n    return {factor} * x\n"
         )
         code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import caller; print(caller.call(5))"
@@ -207,7 +207,7 @@ def test_code_from_the_disk_finds_the_classes_of_its_arguments(tmp_path):
     kept = tmp_path / "kinds"
     kept.write_bytes(dumps([*map(_words, (Call, *_PARTS.values()))]))
     code = (
-        "import pathlib, pickle; from onchip.kernels.cpu.image_operation import _PARTS, _words, Call\n"
+        "import pathlib, pickle; from onchip.kernels.cpu.conv.operation import _PARTS, _words, Call\n"
         f"kept = pickle.loads(pathlib.Path({str(kept)!r}).read_bytes())\n"
         "print(kept == [*map(_words, (Call, *_PARTS.values()))])\n"
     )

@@ -6,8 +6,8 @@ import pytest
 import onchip
 from checks import assert_error_within, rows
 from onchip.kernels import reference
-from onchip.kernels.cpu.matmul import MatMulAlone
-from onchip.kernels.cpu.strided import find_run
+from onchip.kernels.cpu.gemm.matmul import MatMulAlone
+from onchip.kernels.cpu.gemm.strided import find_run
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Div, Gather, Identity, MatMul, Mul, Permute, ReLU, Reshape, Slice, Softmax
 from onchip.network.types import TensorType

@@ -5,7 +5,7 @@ import pytest
 
 import onchip
 from onchip.kernels import reference
-from onchip.kernels.cpu.move import Move
+from onchip.kernels.cpu.layout.move import Move
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Identity, Interleave, Permute
 from onchip.network.types import TensorType, numpy_dtype

@@ -6,8 +6,8 @@ import pytest
 import onchip
 from checks import assert_error_within
 from onchip.kernels import reference
-from onchip.kernels.cpu.pointwise import MOST_NODES
-from onchip.kernels.cpu.pointwise_block import BLOCK
+from onchip.kernels.cpu.elementwise.block import BLOCK
+from onchip.kernels.cpu.elementwise.pointwise import MOST_NODES
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     ELU,

@@ -6,8 +6,8 @@ import pytest
 import onchip
 from image_networks import weight
 from onchip.kernels import reference
-from onchip.kernels.cpu.numbers import COMPUTED_INTS, WHOLES
-from onchip.kernels.cpu.pointwise_block import BLOCK
+from onchip.kernels.cpu.elementwise.block import BLOCK
+from onchip.kernels.cpu.elementwise.ints import COMPUTED_INTS, WHOLES
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     Add,

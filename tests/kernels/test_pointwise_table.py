@@ -9,8 +9,8 @@ import pytest
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
 from onchip.kernels.chain import find_chain
-from onchip.kernels.cpu.mlp_train import MlpTrain
-from onchip.kernels.cpu.rowwise import Rowwise
+from onchip.kernels.cpu.elementwise.rowwise import Rowwise
+from onchip.kernels.cpu.train.mlp import MlpTrain
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.activation import cpp_name
 from onchip.kernels.pointwise import ACTIVATIONS, BINARY, CPU_ACTIVATIONS, OPERATIONS, TRAINED, UNARY, operation_of

@@ -6,7 +6,7 @@ import pytest
 import onchip
 from layer_cases import CASES
 from onchip.kernels import reference
-from onchip.kernels.cpu.select import Select, stretches_of
+from onchip.kernels.cpu.layout.select import Select, stretches_of
 from onchip.network.build import sequential
 from onchip.network.layers import Identity, Pad, Selection, Slice
 from onchip.network.types import TensorType, numpy_dtype

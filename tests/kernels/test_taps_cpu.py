@@ -8,8 +8,8 @@ import pytest
 import onchip
 from checks import assert_error_within
 from onchip.kernels import reference
-from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.taps import Taps
+from onchip.kernels.cpu.compiler.emit import LANES
+from onchip.kernels.cpu.layout.taps import Taps
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Gather, GlobalSum, Mask, Mul, Reshape
 from onchip.network.types import TensorType

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from checks import random_mlp, rows
-from onchip.kernels.cpu import threads
-from onchip.kernels.cpu.jit import compiled, data_of
-from onchip.kernels.cpu.threads import Spare, run_pieces, start_helpers
+from onchip.kernels.cpu.compiler.jit import compiled, data_of
+from onchip.kernels.cpu.threading import threads
+from onchip.kernels.cpu.threading.threads import Spare, run_pieces, start_helpers
 from onchip.runtime.engine import compile
 
 SRC = Path(__file__).parents[2] / "src"

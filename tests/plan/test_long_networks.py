@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from onchip.kernels.chain import find_chain
-from onchip.kernels.cpu.mlp_fused import MlpFused
+from onchip.kernels.cpu.mlp.fused import MlpFused
 from onchip.kernels.cuda.mlp.tensor_core import MOST_LAYERS
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node

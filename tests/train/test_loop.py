@@ -10,7 +10,7 @@ from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.errors import FormatError, InputError, KernelError, OnchipError, PlanError, ShapeError
 from onchip.kernels import reference
-from onchip.kernels.cpu import mlp_train
+from onchip.kernels.cpu.train import mlp as mlp_train
 from onchip.kernels.training import SharedData
 from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node

@@ -7,7 +7,7 @@ import pytest
 
 from checks import random_mlp, rows
 from onchip.errors import InputError, KernelError
-from onchip.kernels.cpu.train_step import BLOCK
+from onchip.kernels.cpu.train.step import BLOCK
 from onchip.train import loop, many
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs

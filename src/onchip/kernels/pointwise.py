@@ -3,7 +3,7 @@
 | column                | where its arithmetic stands                                                             |
 | --------------------- | --------------------------------------------------------------------------------------- |
 | `forward`, `backward` | `kernels/reference/`: NumPy, any float dtype; the truth                                 |
-| `cpu`                 | `kernels/cpu/activation.py`: a loop of vector code, by this number                      |
+| `cpu`                 | `kernels/cpu/elementwise/`: a loop of vector code, by this number                       |
 | `cuda`                | `kernels/cuda/common/`: a struct of `activation.cuh` or `function.cuh`                  |
 
 A test runs all columns of every row on the same numbers.

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onchip.kernels.cpu.jit import compiled
-from onchip.kernels.cpu.threads import run_pieces, start_helpers
+from onchip.kernels.cpu.compiler.jit import compiled
+from onchip.kernels.cpu.threading.threads import run_pieces, start_helpers
 from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.pace import blas_limiter
 from onchip.measure.truth import TrainingTruth, flat_run

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 
 from onchip.kernels import reference
-from onchip.kernels.cpu.jit import compiled
-from onchip.kernels.cpu.scan import scan_rows
-from onchip.kernels.cpu.threads import run_pieces, start_helpers
+from onchip.kernels.cpu.compiler.jit import compiled
+from onchip.kernels.cpu.scan.scan import scan_rows
+from onchip.kernels.cpu.threading.threads import run_pieces, start_helpers
 from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.truth import Verdict, allowed_error
 from onchip.network.graph import Network

@@ -26,8 +26,8 @@ from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime.ranks import OneRank, Ranks
 
 if TYPE_CHECKING:
-    from onchip.kernels.cpu.launches import Launch
-    from onchip.kernels.cpu.mlp_train import Trainer
+    from onchip.kernels.cpu.threading.launches import Launch
+    from onchip.kernels.cpu.train.mlp import Trainer
     from onchip.kernels.training import Piece, SharedData, Trained, TrainerTeam
     from onchip.runtime.chunks import Chunks
 
@@ -173,10 +173,10 @@ class CpuBound:
     def __init__(self, plan: Plan, threads: int, ranks: Ranks) -> None:
         """Evaluate the recipes and bind every group to its kernel."""
         from onchip.kernels.cpu import INFERENCE
-        from onchip.kernels.cpu.compile_ahead import announce, announce_kernels
-        from onchip.kernels.cpu.launches import run_launches
-        from onchip.kernels.cpu.mlp_train import announce_training
-        from onchip.kernels.cpu.threads import announce_helpers, load_helpers, start_helpers
+        from onchip.kernels.cpu.compiler.compile_ahead import announce, announce_kernels
+        from onchip.kernels.cpu.threading.launches import run_launches
+        from onchip.kernels.cpu.threading.threads import announce_helpers, load_helpers, start_helpers
+        from onchip.kernels.cpu.train.mlp import announce_training
         from onchip.runtime.cpu_weights import make_weights
 
         self._start_helpers = start_helpers
@@ -235,7 +235,7 @@ class CpuBound:
 
     def _find_chunks(self) -> Chunks | None:
         """None where a launch is more than compiled code can make."""
-        from onchip.kernels.cpu.launches import CompiledLaunch
+        from onchip.kernels.cpu.threading.launches import CompiledLaunch
         from onchip.runtime.chunks import Chunks
 
         home = self.plan.lies_in

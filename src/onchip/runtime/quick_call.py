@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from onchip.kernels.cpu.launches import run_launches
-from onchip.kernels.cpu.threads import HELPERS, Spare
+from onchip.kernels.cpu.threading.launches import run_launches
+from onchip.kernels.cpu.threading.threads import HELPERS, Spare
 from onchip.network.types import numpy_dtype
 from onchip.plan.plan import Plan
 from onchip.runtime.chunks import Chunks, Memory

@@ -85,7 +85,7 @@ def scan_into(
 
         row, step = row_on_gpu(gpu, how, dtype, len(x), PART)
     else:
-        from onchip.kernels.cpu.scan import scan_rows
+        from onchip.kernels.cpu.scan.scan import scan_rows
 
         count = check_threads(threads)
         totals = np.array([how.identity(how.total_dtype(dtype))])
@@ -153,7 +153,7 @@ def scan_array(x: Array, y: Array, how: ScanOp, at: int, device: str = "auto", t
             scan_rows_through(gpu, rows.reshape(-1, N), rows.reshape(-1, N), how)
             made.reshape(outer, N, inner)[...] = np.moveaxis(rows, 2, 1)
     else:
-        from onchip.kernels.cpu.scan import scan_columns, scan_rows
+        from onchip.kernels.cpu.scan.scan import scan_columns, scan_rows
 
         count = check_threads(threads)
         if inner == 1:

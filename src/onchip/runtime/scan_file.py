@@ -63,7 +63,7 @@ def scan_file(
 
 def _warm_up(x: Array, how: ScanOp, at: int, device: str, threads: int | None) -> None:
     """Scan a few of the numbers: to compile and load kernels is not part of the time that is told."""
-    from onchip.kernels.cpu.threads import load_helpers
+    from onchip.kernels.cpu.threading.threads import load_helpers
 
     if find_place(device, threads)[0] is None:
         load_helpers(check_threads(threads))

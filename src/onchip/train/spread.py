@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onchip.errors import InputError, KernelError, OnchipError
-from onchip.kernels.cpu.train_step import BLOCK
+from onchip.kernels.cpu.train.step import BLOCK
 from onchip.plan.plan import Plan
 from onchip.runtime.cuda.devices import cuda_devices
 from onchip.runtime.placement import device_name

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from onchip.kernels.cpu.conv_fused import ConvFused
-from onchip.kernels.cpu.launches import Launch
-from onchip.kernels.cpu.lookup import LookUpAlone
-from onchip.kernels.cpu.matmul import MatMulAlone
-from onchip.kernels.cpu.mlp_fused import MlpFused
-from onchip.kernels.cpu.mlp_train import MlpTrain, Trainer
-from onchip.kernels.cpu.move import Move
-from onchip.kernels.cpu.norm import Norm
+from onchip.kernels.cpu.conv.fused import ConvFused
+from onchip.kernels.cpu.elementwise.pointwise import Pointwise
+from onchip.kernels.cpu.elementwise.rowwise import Rowwise
+from onchip.kernels.cpu.embedding.lookup import LookUpAlone
+from onchip.kernels.cpu.embedding.token_max import TokenMax
+from onchip.kernels.cpu.gemm.matmul import MatMulAlone
+from onchip.kernels.cpu.layout.move import Move
+from onchip.kernels.cpu.layout.resize import Resize
+from onchip.kernels.cpu.layout.select import Select
+from onchip.kernels.cpu.layout.taps import Taps
+from onchip.kernels.cpu.mlp.fused import MlpFused
 from onchip.kernels.cpu.plain import Plain
-from onchip.kernels.cpu.pointwise import Pointwise
-from onchip.kernels.cpu.recurrent import RecurrentAlone
-from onchip.kernels.cpu.reduce import Reduce
-from onchip.kernels.cpu.resize import Resize
-from onchip.kernels.cpu.rowwise import Rowwise
-from onchip.kernels.cpu.scan import ScanAlone
-from onchip.kernels.cpu.select import Select
-from onchip.kernels.cpu.sequence_max import SequenceMaxAlone
-from onchip.kernels.cpu.short_scan import ShortScan
-from onchip.kernels.cpu.taps import Taps
-from onchip.kernels.cpu.token_max import TokenMax
-from onchip.kernels.cpu.top_k import TopKAlone
+from onchip.kernels.cpu.recurrent.recurrent import RecurrentAlone
+from onchip.kernels.cpu.reduction.norm import Norm
+from onchip.kernels.cpu.reduction.reduce import Reduce
+from onchip.kernels.cpu.reduction.sequence_max import SequenceMaxAlone
+from onchip.kernels.cpu.reduction.top_k import TopKAlone
+from onchip.kernels.cpu.scan.scan import ScanAlone
+from onchip.kernels.cpu.scan.short_scan import ShortScan
+from onchip.kernels.cpu.threading.launches import Launch
+from onchip.kernels.cpu.train.mlp import MlpTrain, Trainer
 from onchip.kernels.training import BatchRanks
 from onchip.kernels.view import View
 from onchip.network.recipe import Array

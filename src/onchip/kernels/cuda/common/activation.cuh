@@ -69,7 +69,7 @@ __device__ __forceinline__ double exact_sigmoid(double v) {
 }
 
 // max(v, 0) - |v| erfc(z) / 2 with z = |v| / sqrt 2, where erfc(z) is t exp(-z^2) times a polynomial of 2 t - 1,
-// t = 1 / (1 + z / 2): that of kernels/cpu/activation.py, halved.
+// t = 1 / (1 + z / 2): that of kernels/cpu/elementwise/activation.py, halved.
 __device__ __forceinline__ float exact_gelu(float v) {
     // An infinity minus infinity * 0 would be a NaN; of -infinity it is one, as v erfc(-v / sqrt 2) is.
     const float a = fabsf(fminf(v, 3e38f));

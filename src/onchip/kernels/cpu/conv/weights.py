@@ -1,0 +1,53 @@
+"""Weights in the order in which the products of conv_fused read them: recipes that several operations share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from onchip.kernels.cpu.gemm.tile import aligned_zeros, pack, packed_size, padded, padded_bias
+from onchip.network.graph import Node
+from onchip.network.recipe import Array, Attribute, Recipe, recipe_op
+
+
+def weight_recipe(op: Callable[..., Array], node: Node, size: int, **attributes: Attribute) -> Recipe:
+    return Recipe.of(op, (node.weights["weight"],), (size,), "float32", 0, size=size, **attributes)
+
+
+def bias_recipe(op: Callable[..., Array], node: Node, width: int, **attributes: Attribute) -> Recipe:
+    """The bias in the order of the outputs, padded to whole vectors; zero where there is none."""
+    if "bias" not in node.weights:
+        return padded_bias(None, width)
+    return Recipe.of(op, (node.weights["bias"],), (padded(width),), "float32", 0, size=padded(width), **attributes)
+
+
+def packed_taps(
+    node: Node, KH: int, KW: int, pixel: int, side: int, columns: int, stride: int
+) -> tuple[Recipe, Recipe]:
+    """Weights and bias of a convolution that makes `side` outputs of `columns` channels in a vector.
+
+    A term for each pixel that `side` windows side by side read, and as many columns for each of their outputs.
+    """
+    K = KH * (KW + (side - 1) * stride) * pixel
+    told = {"KH": KH, "pixel": pixel, "side": side, "columns": columns, "stride": stride}
+    w = weight_recipe(pack_taps, node, packed_size(K, side * columns), **told)
+    return w, bias_recipe(bias_of_pixels, node, side * columns, count=side, columns=columns)
+
+
+@recipe_op
+def pack_taps(W: Array, size: int, KH: int, pixel: int, side: int, columns: int, stride: int) -> Array:
+    """(N, C, KH, KW) -> columns of terms, taps first, zeros where x is padded or lies outside a window, packed."""
+    N, C, KW = W.shape[0], W.shape[1], W.shape[-1]
+    placed = np.zeros((KH, KW + (side - 1) * stride, pixel, side, columns), np.float32)
+    for i in range(side):
+        placed[:, i * stride : i * stride + KW, :C, i, :N] = W.reshape(N, C, KH, KW).transpose(2, 3, 1, 0)
+    return pack(placed.reshape(-1, side * columns), aligned_zeros(size))
+
+
+@recipe_op
+def bias_of_pixels(bias: Array, size: int, count: int, columns: int) -> Array:
+    """The same for each of `count` pixels."""
+    placed = aligned_zeros(size)
+    placed[: count * columns].reshape(count, columns)[:, : len(bias)] = bias
+    return placed

@@ -1,0 +1,105 @@
+"""rowwise: layers without a product, one at a time: activations, softmax over any axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onchip.kernels.chain import in_layouts
+from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.compiler.late_numba import types
+from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.elementwise.activation import NO_NORMALISER, NORMALISERS, activate, code_of, normalise
+from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch, words
+from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.pointwise import CPU_ACTIVATIONS, IDENTITY
+from onchip.network.graph import Network
+from onchip.network.layers import Elementwise, Layer, LogSoftmax, Softmax
+from onchip.network.recipe import Array
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
+
+_BLOCK_NUMBERS = 1 << 12  # that a thread takes at a time, at least
+_THREAD_NUMBERS = 1 << 13  # for fewer a thread is not woken
+
+# What `_run` is told of a layer once.
+_WIDTH, _LINES, _ACTIVATION, _NORMALISER, _WORDS = range(5)
+
+
+@compiled()
+def _block(worker: int, piece: int, x: int, y: int, B: int, rows: int, layer: Array) -> None:
+    width, first = layer[_WIDTH], piece * rows
+    rows = min(rows, B - first)
+    given, made = floats_at(x + first * width * 4, rows * width), floats_at(y + first * width * 4, rows * width)
+    for n in range(rows * width):
+        made[n] = given[n]
+    if layer[_NORMALISER]:
+        normalise(address(made), rows, width, width, layer[_NORMALISER])
+    else:
+        activate(address(made), rows, width, width, layer[_ACTIVATION])
+
+
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """The code of a CompiledLaunch; a row of the batch is some lines of `width` numbers."""
+    layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    lines, width = B * layer[_LINES], layer[_WIDTH]
+    rows = max(1, _BLOCK_NUMBERS // width)
+    threads = max(1, min(threads, lines * width // _THREAD_NUMBERS))
+    run_pieces(_block, (x, y, lines, rows, layer), (lines + rows - 1) // rows, threads)
+
+
+@dataclass(frozen=True)
+class Facts:
+    layer: Layer
+    row_shape: tuple[int, ...]
+
+
+class Rowwise:
+    name = "rowwise"
+    device_kind = "cpu"
+    precisions = ("fp32",)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        if job.is_training or not isinstance(node.layer, (*CPU_ACTIVATIONS, Softmax, LogSoftmax)):
+            return
+        x, y = net.types[node.inputs[0]], net.types[node.name]
+        if x.dtype != "float32":
+            yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
+            return
+        # A copy from memory to memory, then what is done to it where it lies.
+        price = CorePrice(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=2 * y.row_bytes)
+        claim = Claim(
+            self.name, f"rowwise<{node.layer.kind}>", (node.name,), price, "one layer by itself",
+            order="in order" if isinstance(node.layer, Softmax | LogSoftmax) else "",
+            facts=Facts(node.layer, x.row_shape),
+        )  # fmt: skip
+        yield from in_layouts(net, node, claim) if isinstance(node.layer, Elementwise) else (claim,)
+
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
+        facts = claim.facts
+        assert isinstance(facts, Facts)
+        layer, row = facts.layer, facts.row_shape
+        if isinstance(layer, Elementwise):
+            return _launch(math.prod(row), 1, code_of(layer), NO_NORMALISER)
+        axis = layer.attributes()["axis"] % (1 + len(row)) - 1
+        last = _launch(row[axis], math.prod(row) // max(1, row[axis]), IDENTITY, NORMALISERS[layer.kind])
+        if axis == len(row) - 1:
+            return last
+
+        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+            x = np.ascontiguousarray(np.moveaxis(inputs[0], axis + 1, -1))
+            made = np.empty_like(x)
+            last([x], [made], threads)
+            outputs[0][...] = np.moveaxis(made, -1, axis + 1)
+
+        return run
+
+
+def _launch(width: int, lines: int, activation: int, normaliser: int) -> CompiledLaunch:
+    told = words(width, lines, activation, normaliser)
+    return CompiledLaunch(address_of(_run), lambda threads: (address(told), told))

@@ -1,0 +1,98 @@
+"""A dense layer on a few rows: the register tile walked over rows, panels of columns and chunks of k."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.kernels.cpu.compiler.emit import LANES
+from onchip.kernels.cpu.compiler.jit import compiled, linked
+from onchip.kernels.cpu.compiler.late_numba import types
+from onchip.kernels.cpu.gemm.tile import (
+    LINE_PANELS,
+    MOST_ROWS,
+    PANEL,
+    VECS_WIDE,
+    multiply_line,
+    multiply_rows,
+    padded,
+    panel_width,
+)
+
+CHUNK = 128  # steps of k at a time: a panel's chunk (32 KiB with AVX-512) stays in L1 while rows pass over it
+_MOST_WIDE, _MOST_PAIR, _MOST_SINGLE = MOST_ROWS[VECS_WIDE], MOST_ROWS[2], MOST_ROWS[1]
+_BLOCK_FLOATS = 64 << 10  # of dst at a time: 256 KiB
+_NO_FLOOR = np.float32(-np.inf)
+
+padded_width = compiled(inline=True)(padded)
+next_panel = compiled(inline=True)(panel_width)
+
+
+@linked(*(types.int64,) * 12, types.float32)
+def multiply_panel(
+    a: int, a_row: int, rows: int, w: int, width: int, init: int, init_row: int, out: int, out_row: int, H: int,
+    a_h: int, K: int, floor: np.float32,
+) -> None:  # fmt: skip
+    """One panel of columns for all rows, in tiles of nearly as many rows each: small ones do not hide the latency of
+    a multiply-add."""
+    if rows <= 0:
+        return
+    if width == PANEL:
+        tiles = (rows + _MOST_WIDE - 1) // _MOST_WIDE
+    elif width == 2 * LANES:
+        tiles = (rows + _MOST_PAIR - 1) // _MOST_PAIR
+    else:
+        tiles = (rows + _MOST_SINGLE - 1) // _MOST_SINGLE
+    few = rows // tiles  # a division takes as long as a small tile: one for all of them
+    larger = rows - few * tiles  # tiles, with a row more
+    r = 0
+    for tile in range(tiles):
+        count = few + 1 if tile < larger else few
+        x, start, y = a + r * a_row, init + r * init_row, out + r * out_row
+        if width == PANEL:
+            multiply_rows(x, a_row, w, start, init_row, y, out_row, H, a_h, K, floor, count, VECS_WIDE)
+        elif width == 2 * LANES:
+            multiply_rows(x, a_row, w, start, init_row, y, out_row, H, a_h, K, floor, count, 2)
+        else:
+            multiply_rows(x, a_row, w, start, init_row, y, out_row, H, a_h, K, floor, count, 1)
+        r += count
+
+
+@linked(*(types.int64,) * 9, types.float32)
+def dense(
+    src: int,
+    src_row: int,
+    rows: int,
+    w: int,
+    K: int,
+    N_padded: int,
+    bias: int,
+    dst: int,
+    dst_row: int,
+    floor: np.float32,
+) -> None:
+    """dst[r, n] = max(floor, bias[n] + sum_k src[r, k] w[k, n]) for r < rows, n < N_padded.
+
+    src, w, bias and dst are addresses, src_row and dst_row byte strides; w is packed (tile.pack).
+    Sums run over k in order, CHUNK by CHUNK through dst, the same for every grouping of the rows. Columns are taken in
+    blocks whose part of dst stays in L2 meanwhile.
+    """
+    block = max(1, _BLOCK_FLOATS // (max(rows, 1) * PANEL)) * PANEL
+    for first in range(0, N_padded, block):
+        last = min(first + block, N_padded)
+        for k in range(0, K, CHUNK):
+            steps = min(CHUNK, K - k)
+            below = floor if k + CHUNK >= K else _NO_FLOOR
+            n = first
+            while rows == 1 and n + LINE_PANELS * PANEL <= last:
+                init = bias + n * 4 if k == 0 else dst + n * 4
+                multiply_line(
+                    src + k * 4, w + n * K * 4 + k * PANEL * 4, K * PANEL * 4, init, dst + n * 4, steps, below
+                )
+                n += LINE_PANELS * PANEL
+            while n < last:
+                width = next_panel(N_padded - n)
+                init = bias + n * 4 if k == 0 else dst + n * 4
+                init_row = 0 if k == 0 else dst_row
+                x, panel, y = src + k * 4, w + n * K * 4 + k * width * 4, dst + n * 4
+                multiply_panel(x, src_row, rows, panel, width, init, init_row, y, dst_row, 1, 0, steps, below)
+                n += width

@@ -1,0 +1,244 @@
+"""The one inner loop of the CPU engine: a tile of a matrix product that lives in registers.
+
+    out[r, v] = max(floor, init[r, v] + sum over h, k of a[r, h, k] * w[h, k, v])        r < ROWS, v < VECS * LANES
+
+Idea     ROWS x VECS vector accumulators stay in registers for the whole sum; each step of k loads VECS
+         vectors of w, broadcasts ROWS numbers of a and does ROWS * VECS fused multiply-adds.
+Floor    AVX-512, 6 x 4: 24 multiply-adds on two ports, 12 cycles per step; its 10 loads need 5. Compute-bound.
+Same bits Every output is one sum in the order of k, whatever ROWS or VECS: a row's bits do not depend on
+         how rows were grouped into tiles.
+Layout   Everything is a byte address and a byte stride, so one loop serves x W, x^T dz and dz W^T, and, with h over the
+         rows of a window, a convolution: neighbouring windows of an image with channels last are rows of a.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from onchip.kernels.cpu.compiler import emit
+from onchip.kernels.cpu.compiler.emit import LANES
+from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
+from onchip.kernels.vectors import HAS_FMA, VECTOR_BYTES, VECTOR_REGISTERS
+from onchip.network.recipe import Array, Recipe, recipe_op
+
+# A tile is ROWS_WIDE rows by VECS_WIDE vectors, a panel, where that many columns are left; else ROWS_NARROW rows by
+# two vectors or one. With 32 registers of AVX-512, 6 x 4 beats 4 x 4 by 3 to 11 %, 5 x 4 and 7 x 4 by 5 %: fewer loads
+# per multiply-add, and no spills. Vectors of four also keep the loaded numbers of a: 4 x 4 fits their 32 registers.
+# multiply_rows goes up to MOST_ROWS: ten by one vector take 5.5 cycles per step, twice five 8, as so few sums wait for
+# each other.
+UNROLL = 4  # steps of k per loop turn: amortises the loop's own instructions
+VECS_WIDE = 4 if VECTOR_REGISTERS >= 32 else 2
+PANEL = VECS_WIDE * LANES
+ROWS_WIDE, ROWS_NARROW = 4 if LANES == UNROLL else 6, 8
+LINE_PANELS = 2  # that one row is multiplied with at a time
+MOST_ROWS = {1: 10, 2: ROWS_NARROW} | {VECS_WIDE: ROWS_WIDE}  # by vectors
+ORDER = "k in order, " + ("one rounding a term" if HAS_FMA else "two roundings a term")
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def multiply_tile(
+    typing_context: Any, a: Any, a_row: Any, a_k: Any, w: Any, w_k: Any, init: Any, init_row: Any,
+    out: Any, out_row: Any, H: Any, a_h: Any, K: Any, floor: Any, rows: Any, vecs: Any,
+) -> Any:  # fmt: skip
+    """One tile. Addresses and strides are in bytes; a_row or a_k may be the literal 4; rows and vecs are literals.
+
+    a      of a[0, 0, 0]; a_row from row to row, a_h from h to h, a_k from k to k
+    w      of w[0, 0, 0]; w_k from k to k and on to the next h, vectors side by side
+    H      at least 1; may be the literal 1
+    init   what the sums are added to; init_row 0 gives every row the same (a bias)
+    out    where the sums go; may be init
+    floor  float32: 0 for ReLU, -inf for nothing; a NaN passes through either
+    """
+    if not (isinstance(rows, types.IntegerLiteral) and isinstance(vecs, types.IntegerLiteral)):
+        return None  # asks Numba to come again with literals
+    addresses = [p if isinstance(p, types.IntegerLiteral) else types.int64 for p in (a, a_row, a_k, w, w_k)]
+    lines = [p if isinstance(p, types.IntegerLiteral) else types.int64 for p in (H, a_h)]
+    signature = types.void(*addresses, *(types.int64,) * 4, *lines, types.int64, types.float32, rows, vecs)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _emit_tile(builder, _with_constants(signature, args), rows.literal_value, vecs.literal_value)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def multiply_rows(
+    typing_context: Any, a: Any, a_row: Any, w: Any, init: Any, init_row: Any, out: Any, out_row: Any, H: Any, a_h: Any,
+    K: Any, floor: Any, rows: Any, vecs: Any,
+) -> Any:  # fmt: skip
+    """multiply_tile for 1 <= rows <= MOST_ROWS[vecs], a number that is known when it runs; k runs along a.
+
+    w has its vectors side by side and no gap from k to k.
+    """
+    if not isinstance(vecs, types.IntegerLiteral):
+        return None
+    signature = types.void(*(types.int64,) * 10, types.float32, types.int64, vecs)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, x_row, w, *places, floor, rows, _ = args
+        count = vecs.literal_value
+        given = (x, x_row, emit.INT(4), w, emit.INT(count * VECTOR_BYTES), *places, floor)
+
+        def tile(size: int) -> Callable[[], None]:
+            return lambda: _emit_tile(builder, given, size, count)
+
+        emit.switch(builder, rows, {size: tile(size) for size in range(1, MOST_ROWS[count] + 1)})
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def multiply_line(typing_context: Any, a: Any, w: Any, panel: Any, init: Any, out: Any, K: Any, floor: Any) -> Any:
+    """multiply_tile for one row and LINE_PANELS panels, `panel` bytes from one to the next: the sums of one panel alone
+    wait for each other."""
+    signature = types.void(*(types.int64,) * 6, types.float32)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, w, panel, init, out, K, floor = args
+        nothing, step = emit.INT(0), emit.INT(PANEL * 4)
+        given = (a, nothing, emit.INT(4), w, step, init, nothing, out, nothing, emit.INT(1), nothing, K, floor)
+        _emit_tile(builder, given, 1, LINE_PANELS * VECS_WIDE, panel)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _with_constants(signature: Any, args: Any) -> list[Any]:
+    return [
+        emit.INT(t.literal_value) if isinstance(t, types.IntegerLiteral) else v
+        for t, v in zip(signature.args, args, strict=True)
+    ]
+
+
+def _emit_tile(b: Any, args: Any, rows: int, vecs: int, panel: Any = None) -> None:
+    """panel: bytes from panel to panel, where the vectors are of several"""
+    a, a_row, a_k, w, w_k, init, init_row, out, out_row, H, a_h, K, floor = args[:13]
+    tile = [(r, v) for r in range(rows) for v in range(vecs)]
+    whole = b.and_(K, emit.INT(-UNROLL))
+    # Vectors of four: a turn's numbers of a row are one load, and ARM multiplies by a lane of it. To broadcast each
+    # would take an instruction more, and its address another; wider vectors are broadcast as they are multiplied.
+    offsets = [emit.INT(v * VECTOR_BYTES) for v in range(vecs)]
+    if panel is not None:
+        places = [divmod(v, VECS_WIDE) for v in range(vecs)]
+        offsets = [b.add(b.mul(panel, emit.INT(p)), emit.INT(v * VECTOR_BYTES)) for p, v in places]
+    is_one_load = LANES == UNROLL and isinstance(a_k, ir.Constant) and a_k.constant == 4
+
+    def line(h: Any, sums: list[Any]) -> list[Any]:
+        """The sums with the terms of one h; k goes UNROLL steps a turn, then one by one."""
+        first = b.add(a, b.mul(h, a_h))
+        a_rows = [b.add(first, b.mul(a_row, emit.INT(r))) for r in range(rows)]
+        w_line = b.add(w, b.mul(b.mul(h, K), w_k))
+        # LLVM would make each row's address of the one before, an instruction a multiply-add, on the same ports. So the
+        # address of every third row moves on, and a load adds a stride to it that LLVM cannot see through.
+        is_shared = not is_one_load and isinstance(a_k, ir.Constant) and a_k.constant == 4 and rows > 2
+        begins = [emit.opaque(b, at) for at in a_rows[::3]] if is_shared else []
+        strides = [emit.opaque(b, b.mul(a_row, emit.INT(r))) for r in range(1, 3)] if is_shared else []
+
+        def steps(count: int) -> Callable[[Any, list[Any]], list[Any]]:
+            def turn(k: Any, values: list[Any]) -> list[Any]:
+                sums, moving, given = values[: len(tile)], values[len(tile) :], []
+                if is_one_load and count == UNROLL:
+                    given = [emit.load(b, b.add(at, b.mul(k, a_k)), emit.VECTOR) for at in a_rows]
+                for u in range(count):
+                    step = b.add(k, emit.INT(u))
+                    w_at, along = b.add(w_line, b.mul(step, w_k)), b.mul(step, a_k)
+                    columns = [emit.load(b, b.add(w_at, offset), emit.VECTOR) for offset in offsets]
+                    for r in range(rows):
+                        if given:
+                            number = emit.splat_lane(b, given[r], u)
+                        else:
+                            place = b.add(a_rows[r], along)
+                            if is_shared:
+                                place = b.add(moving[r // 3], emit.INT(4 * u))
+                                place = b.add(place, strides[r % 3 - 1]) if r % 3 else place
+                            number = emit.splat(b, emit.load(b, place, emit.FLOAT))
+                        for v in range(vecs):
+                            sums[r * vecs + v] = emit.multiply_add(b, number, columns[v], sums[r * vecs + v])
+                return sums + [b.add(at, emit.INT(4 * count)) for at in moving]
+
+            return turn
+
+        values = emit.loop(b, emit.INT(0), whole, UNROLL, sums + begins, steps(UNROLL))
+        return emit.loop(b, whole, K, 1, values, steps(1))[: len(tile)]
+
+    def offset(stride: Any, r: int, v: int) -> Any:
+        return b.add(b.mul(stride, emit.INT(r)), emit.INT(v * VECTOR_BYTES))
+
+    sums = emit.loop(b, emit.INT(0), H, 1, [emit.zeros() for _ in tile], line)
+    lowest = emit.splat(b, floor)
+    for (r, v), total in zip(tile, sums, strict=True):
+        # The start is added last: chunks of a long sum then add up like a tree, which halves the rounding error.
+        total = b.fadd(emit.load(b, b.add(init, offset(init_row, r, v)), emit.VECTOR), total)
+        kept = b.select(b.fcmp_ordered("<", total, lowest), lowest, total)
+        emit.store(b, kept, b.add(out, offset(out_row, r, v)))
+
+
+# -- weights in the order in which the tile reads them -----------------------------------------------------
+
+
+def padded(n: int) -> int:
+    """Columns rounded up to whole vectors."""
+    return -(-n // LANES) * LANES
+
+
+def packed_size(K: int, N: int) -> int:
+    return K * padded(N)
+
+
+def panel_width(left: int) -> int:
+    """Columns of the next panel where `left` of them, whole vectors, are left."""
+    if left >= PANEL:
+        return PANEL
+    return 2 * LANES if left >= 2 * LANES else LANES
+
+
+def panels(N: int) -> Iterator[tuple[int, int]]:
+    """First column and width of every panel of N columns."""
+    start = 0
+    while start < padded(N):
+        width = panel_width(padded(N) - start)
+        yield start, width
+        start += width
+
+
+def pack(w_kn: Array, out: Array | None = None) -> Array:
+    """(K, N) -> flat panels, k by k; the panel of columns n.. begins at n * K. Missing columns are zero."""
+    K, N = w_kn.shape
+    flat = np.zeros(packed_size(K, N), np.float32) if out is None else out
+    for start, width in panels(N):
+        columns = w_kn[:, start : start + width]
+        flat[start * K : (start + width) * K].reshape(K, width)[:, : columns.shape[1]] = columns
+    return flat
+
+
+def unpack(flat: Array, K: int, N: int) -> Array:
+    """The inverse of pack: (K, N)."""
+    parts = [flat[start * K : (start + width) * K].reshape(K, width) for start, width in panels(N)]
+    return np.ascontiguousarray(np.concatenate(parts, axis=1)[:, :N])
+
+
+def padded_bias(name: str | None, width: int) -> Recipe:
+    """A bias of `width` numbers, padded to whole vectors; zero where there is none."""
+    return Recipe.of(pad_bias, (name,) if name else (), (padded(width),), size=padded(width))
+
+
+@recipe_op
+def pad_bias(*bias: Array, size: int) -> Array:
+    flat = aligned_zeros(size)
+    if bias:
+        flat[: len(bias[0])] = bias[0]
+    return flat
+
+
+def aligned_zeros(size: int, dtype: type = np.float32) -> Array:
+    """A flat array that begins on a cache line, so that no vector straddles two."""
+    itemsize = np.dtype(dtype).itemsize
+    raw = np.zeros(size * itemsize + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size * itemsize].view(dtype)

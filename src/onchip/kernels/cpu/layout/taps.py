@@ -1,0 +1,212 @@
+"""taps: each element of y is a weighted sum of a few of x along one axis: cubic and smoothed Resize.
+
+Idea      They are read as Gather, Reshape, Mask, Mul and GlobalSum: every tap of every output would go through memory
+          three times. Here a line of y is summed tap by tap in a thread's cache. Taps that a Mask leaves out are not
+          read, so what they hold does not matter. Along the last axis lines are transposed, a vector of them at once.
+Order     Tap by tap, first to last, in float32.
+Floor     Memory: x in, y out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onchip.kernels.cpu.compiler import emit
+from onchip.kernels.cpu.compiler.emit import LANES
+from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
+from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
+from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.network.graph import Network, Node
+from onchip.network.layers import Gather, GlobalSum, Layer, Mask, Mul, Reshape
+from onchip.network.recipe import Array, Recipe, as_is
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
+
+_TASK_ELEMENTS = 1 << 12  # of y that a thread takes at a time, at least
+_TOGETHER = LANES  # lines that are summed as one where the axis is the last: vectors run across them
+_KINDS: tuple[type[Layer], ...] = (Gather, Reshape, Mask, Mul, GlobalSum)
+
+# What `_run` reads of a group: addresses of the first tap of each output, of the taps' positions and of their weights,
+# and of scratch memory; then sizes. A position counts vectors of x from the beginning of its line.
+_FIRST, _PLACES, _FACTORS, _SCRATCH, _OUTPUTS, _INNER, _X_SIZE, _ROW_LINES, _WORDS = range(9)
+
+
+@intrinsic
+def _vector_sum(
+    typing_context: Any, x: Any, pitch: Any, places: Any, factors: Any, begin: Any, end: Any, to: Any
+) -> Any:
+    """LANES adjacent elements of an output, the taps `begin` to `end` - 1; the sum stays in a register.
+
+    x, places, factors, to  addresses
+    pitch                   bytes from one position of x to the next
+    """
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        x, pitch, places, factors, begin, end, to = args
+
+        def add_tap(tap: Any, sums: list[Any]) -> list[Any]:
+            place = emit.load(b, b.add(places, b.mul(tap, emit.INT(8))), emit.INT)
+            factor = emit.load(b, b.add(factors, b.mul(tap, emit.INT(4))), emit.FLOAT)
+            values = emit.load(b, b.add(x, b.mul(place, pitch)), emit.VECTOR)
+            return [emit.multiply_add(b, values, emit.splat(b, factor), sums[0])]
+
+        (total,) = emit.loop(b, begin, end, 1, [emit.zeros()], add_tap)
+        emit.store(b, total, to)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 7), codegen
+
+
+@compiled()
+def _sum_taps(x: int, y: int, inner: int, group: Array) -> None:
+    """A line of y, (outputs, inner), of one of x, (x_size, inner)."""
+    first = ints_at(group[_FIRST], group[_OUTPUTS] + 1)
+    count = first[group[_OUTPUTS]]
+    places, factors = ints_at(group[_PLACES], count), floats_at(group[_FACTORS], count)
+    for i in range(group[_OUTPUTS]):
+        begin, end, to = first[i], first[i + 1], y + i * inner * 4
+        if inner < LANES:
+            few, values = floats_at(to, inner), floats_at(x, group[_X_SIZE] * inner)
+            for n in range(inner):
+                total = np.float32(0)
+                for tap in range(begin, end):
+                    total += factors[tap] * values[places[tap] * inner + n]
+                few[n] = total
+        for vector in range(0, inner if inner >= LANES else 0, LANES):
+            n = min(vector, inner - LANES)  # the last one overlaps
+            _vector_sum(x + n * 4, inner * 4, group[_PLACES], group[_FACTORS], begin, end, to + n * 4)
+
+
+@compiled(inline=True)
+def _transpose(to: int, source: int, rows: int, columns: int, pitch_to: int, pitch: int) -> None:
+    """(columns, rows) of (rows, columns)."""
+    made, given = floats_at(to, columns * pitch_to), floats_at(source, rows * pitch)
+    for row in range(rows):
+        for column in range(columns):
+            made[column * pitch_to + row] = given[row * pitch + column]
+
+
+@compiled()
+def _lines(worker: int, piece: int, x: int, y: int, lines: int, together: int, group: Array) -> None:
+    inner, outputs, x_size = group[_INNER], group[_OUTPUTS], group[_X_SIZE]
+    begin, end = piece * together, min(lines, (piece + 1) * together)
+    if inner > 1:
+        for line in range(begin, end):
+            _sum_taps(x + line * x_size * inner * 4, y + line * outputs * inner * 4, inner, group)
+        return
+    own = group[_SCRATCH] + worker * (x_size + outputs) * _TOGETHER * 4
+    made = own + x_size * _TOGETHER * 4
+    for line in range(begin, end, _TOGETHER):
+        count = min(_TOGETHER, end - line)
+        _transpose(own, x + line * x_size * 4, count, x_size, _TOGETHER, x_size)
+        _sum_taps(own, made, _TOGETHER, group)
+        _transpose(y + line * outputs * 4, made, outputs, count, outputs, _TOGETHER)
+
+
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """The code of a CompiledLaunch."""
+    group, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    lines, width = B * group[_ROW_LINES], group[_OUTPUTS] * group[_INNER]
+    together = max(1, _TASK_ELEMENTS // max(1, width))
+    if group[_INNER] == 1:
+        together = (together + _TOGETHER - 1) // _TOGETHER * _TOGETHER
+    threads = max(1, min(threads, lines * width // _TASK_ELEMENTS))
+    run_pieces(_lines, (x, y, lines, together, group), (lines + together - 1) // together, threads)
+
+
+@dataclass(frozen=True)
+class Facts:
+    places: tuple[int, ...]  # (taps * outputs,), of the Gather
+    outputs: int
+    inner: int  # elements after the axis
+    x_size: int  # of x along the axis
+    row_lines: int
+
+
+def _group(net: Network, start: int) -> list[Node]:
+    """The nodes of weighted taps that begin here, the Mask only where there is one; none if there are none."""
+    found: list[Node] = []
+    for kind in _KINDS:
+        node = net.nodes[start + len(found)] if start + len(found) < len(net.nodes) else None
+        fits = node is not None and isinstance(node.layer, kind) and len(node.inputs) == 1
+        if fits and found:
+            assert node is not None
+            before = found[-1].name
+            fits = node.inputs == (before,) and net.readers(before) == [node] and before not in net.output_names
+        if fits:
+            assert node is not None
+            found.append(node)
+        elif kind is not Mask:
+            return []
+    return found
+
+
+class Taps:
+    name = "taps"
+    device_kind = "cpu"
+    precisions = ("fp32",)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        nodes = [] if job.is_training else _group(net, start)
+        if not nodes:
+            return
+        x, y = net.types[nodes[0].inputs[0]], net.types[nodes[-1].name]
+        gather, split, total = nodes[0].layer, nodes[1].layer, nodes[-1].layer
+        assert isinstance(gather, Gather)
+        assert isinstance(split, Reshape)
+        assert isinstance(total, GlobalSum)
+        axis, row = gather.axis - 1, x.row_shape
+        outputs = y.row_shape[axis] if axis < len(y.row_shape) else 0
+        taps = len(gather.indices) // max(1, outputs)
+        factors = (taps, outputs, *(1,) * (len(row) - axis - 1))
+        constants = [net.weights[name].shape for node in nodes for name in node.weights.values()]
+        is_split = net.types[nodes[1].name].row_shape == (*row[:axis], taps, outputs, *row[axis + 1 :])
+        if not (
+            x.dtype == "float32" and is_split and total.axes == (gather.axis,) and all(c == factors for c in constants)
+        ):
+            return
+        recipes = {
+            type(node.layer).__name__: Recipe.of(as_is, (name,), factors)
+            for node in nodes
+            for name in node.weights.values()
+        }
+        inner, lines = math.prod(row[axis + 1 :]), math.prod(row[:axis])
+        # A tap of a vector is a third of a copy; what is less than a vector is summed by itself.
+        summed = taps * y.row_bytes // 3 if inner == 1 or inner >= LANES else 4 * taps * y.row_bytes
+        transposed = 2 * (x.row_bytes + y.row_bytes) if inner == 1 else 0
+        price = CorePrice(sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, row_cache_bytes=summed + transposed)
+        yield Claim(
+            self.name, f"{self.name}<{taps}>", tuple(node.name for node in nodes), price,
+            f"{taps} taps along an axis in one pass", recipes=recipes, order="tap by tap",
+            facts=Facts(gather.indices, outputs, inner, row[axis], lines),
+        )  # fmt: skip
+
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
+        told = claim.facts
+        assert isinstance(told, Facts)
+        # (outputs, taps): an output's taps are contiguous, without those that a Mask leaves out.
+        factors = weights["Mul"].reshape(-1, told.outputs).T
+        places = np.array(told.places, np.int64).reshape(-1, told.outputs).T
+        is_read = (
+            weights["Mask"].reshape(-1, told.outputs).T != 0 if "Mask" in weights else np.ones(factors.shape, bool)
+        )
+        first = np.concatenate([[0], np.cumsum(is_read.sum(axis=1))]).astype(np.int64)
+        kept = np.ascontiguousarray(places[is_read]), np.ascontiguousarray(factors[is_read], np.float32)
+
+        def facts(threads: int) -> tuple[int, object]:
+            # Zeros: lanes of a last tile that have no line are summed, too.
+            scratch = np.zeros(
+                (threads, (told.x_size + told.outputs) * _TOGETHER if told.inner == 1 else 0), np.float32
+            )
+            group = words(first, *kept, scratch, told.outputs, told.inner, told.x_size, told.row_lines)
+            return address(group), (group, scratch, first, kept)
+
+        return CompiledLaunch(address_of(_run), facts)

@@ -1,0 +1,292 @@
+"""mlp_fused on the CPU: a whole MLP forward in one parallel loop over tiles of rows.
+
+Idea    A tile of rows goes through every layer while it lies in L1/L2; x is read once, y written once,
+        nothing in between reaches main memory. Bias and ReLU happen in registers, other activations in cache.
+Floor   A row moves (D_in + D_out) * 4 B and costs 2 * params flop. 72-64-64-4: 304 B and 17,920 flop, 59 flop/B:
+        compute-bound on any CPU (two AVX-512 cores: some 300 Gflop/s and 40 GB/s, 8 flop/B).
+Cache   2 * tile rows * padded width * 4 B a thread for activations; weights stay in L2, their chunks in L1.
+Limits  float32; any widths, any number of layers and rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from onchip.kernels.chain import Chain, find_chain, forward_price, layer_before, why_not_float32
+from onchip.kernels.cpu.compiler.compile_ahead import announce
+from onchip.kernels.cpu.compiler.jit import address, address_of, code_call, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.compiler.late_numba import types
+from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.elementwise.activation import NORMALISERS, activate, code_of, normalise
+from onchip.kernels.cpu.gemm import dot, tile
+from onchip.kernels.cpu.gemm.dense import dense, padded_width
+from onchip.kernels.cpu.gemm.dot import NARROW, dense_narrow
+from onchip.kernels.cpu.gemm.tile import PANEL, ROWS_NARROW, aligned_zeros, pack, packed_size, padded
+from onchip.kernels.cpu.threading.launches import CompiledLaunch
+from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.pointwise import CPU_ACTIVATIONS, RELU
+from onchip.network.graph import Network
+from onchip.network.recipe import Array, Recipe, recipe_op
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
+
+MAX_TILE_ROWS = 64  # past this the tile outgrows L1 and gains nothing (bench decode)
+FAR_TILE_ROWS = 256  # where L2 does not hold the weights and every tile fetches them again
+_SPLIT_BYTES = 256 << 10  # weights from which on splitting a layer's columns pays for waiting behind each layer
+SHARED_ROWS = 32  # of a thread: with fewer, threads share columns, and each fetches only their weights
+THREAD_WEIGHTS = 50_000  # multiply-adds: to call another thread for fewer takes longer than they do
+_WAKE_BYTES = 32 << 10  # of a layer: with fewer it is done before the others are awake
+_ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
+_COLUMNS = 5  # of the table that layer_table makes
+
+# What `_run` is told of a network once: addresses, then numbers.
+(
+    _W, _BIAS, _TABLE, _SCRATCH, _HALF, _L, _NORMALISE, _HOW, _MOST_ROWS, _ROW_WEIGHTS, _IS_HEAVY, _VECTORS, _WORDS,
+) = range(13)  # fmt: skip
+
+
+@linked(*(types.int64,) * 9)
+def _columns(
+    src: int, src_row: int, rows: int, w: int, bias: int, dst: int, row: int, first: int, columns: int
+) -> None:
+    """Some columns of a layer, from a multiple of a panel on: panels are packed one behind the other.
+
+    src, w, bias, dst  addresses; those of all weights and biases
+    row                of the table: K, N, offset of w, offset of bias, activation
+    """
+    layer = ints_at(row, _COLUMNS)
+    K, N, code, stride = layer[0], layer[1], layer[4], padded_width(layer[1])
+    floor = _ZERO if code == RELU else _NO_FLOOR
+    if N <= NARROW:  # one panel, so all of its columns
+        dense_narrow(src, src_row, rows, w + layer[2] * 4, K, N, bias + layer[3] * 4, dst, stride * 4, floor)
+    else:
+        dense(
+            src, src_row, rows, w + (layer[2] + first * K) * 4, K, columns, bias + (layer[3] + first) * 4,
+            dst + first * 4, stride * 4, floor,
+        )  # fmt: skip
+    if code > RELU:
+        if N > NARROW and columns == stride:  # what pads a row is zero and new: one long loop, and no rest of a vector
+            activate(dst, 1, rows * stride, 0, code)
+        else:
+            activate(dst + first * 4, rows, min(columns, N - first), stride, code)
+
+
+@compiled(inline=True)
+def _row(net: Array, i: int) -> int:
+    """Of the table, for layer i."""
+    return net[_TABLE] + i * _COLUMNS * 8  # type: ignore[no-any-return]
+
+
+@compiled(inline=True)
+def _width(net: Array, i: int) -> int:
+    """Of what goes into layer i; of layer L, of what comes out at the end."""
+    return int_at(_row(net, i)) if i < net[_L] else int_at(_row(net, i - 1) + 8)  # type: ignore[no-any-return]
+
+
+@compiled()
+def _forward_tile(x: int, rows: int, y: int, scratch: int, net: Array) -> None:
+    """The network on `rows` rows, by the thread that calls; layers use the two halves of scratch in turn.
+
+    x, y, scratch  addresses
+    net            as `_run` has it
+    """
+    src, src_row = x, _width(net, 0) * 4
+    for i in range(net[_L]):
+        dst, width = scratch + (i % 2) * net[_HALF], padded_width(_width(net, i + 1))
+        _columns(src, src_row, rows, net[_W], net[_BIAS], dst, _row(net, i), 0, width)
+        src, src_row = dst, width * 4
+    _finish(src, rows, _width(net, net[_L]), net[_NORMALISE], net[_HOW], y)
+
+
+_normalise = code_call(5)  # of where, count, width, stride, how
+
+
+@linked(*(types.int64,) * 6)
+def _finish(src: int, rows: int, D_out: int, normaliser: int, how: int, y: int) -> None:
+    """The last layer's padded rows to y; normalised, where there is code for that."""
+    stride = padded_width(D_out)
+    if normaliser:
+        _normalise(normaliser, src, rows, D_out, stride, how)
+    for r in range(rows):
+        source, target = floats_at(src + r * stride * 4, D_out), floats_at(y + r * D_out * 4, D_out)
+        for n in range(D_out):
+            target[n] = source[n]
+
+
+@compiled()
+def _tile(worker: int, piece: int, x: int, B: int, y: int, net: Array, tile_rows: int) -> None:
+    """A tile of the batch; worker i has the two halves of scratch from 2 * i * half on."""
+    first, own = piece * tile_rows, net[_SCRATCH] + 2 * worker * net[_HALF]
+    x, y = x + first * _width(net, 0) * 4, y + first * _width(net, net[_L]) * 4
+    _forward_tile(x, min(tile_rows, B - first), y, own, net)
+
+
+@compiled()
+def _share(worker: int, piece: int, src: int, src_row: int, B: int, net: Array, dst: int, i: int, columns: int) -> None:
+    """So many columns of layer i."""
+    first = piece * columns
+    columns = min(columns, padded_width(_width(net, i + 1)) - first)
+    _columns(src, src_row, B, net[_W], net[_BIAS], dst, _row(net, i), first, columns)
+
+
+@compiled()
+def _forward_few(x: int, B: int, y: int, net: Array, threads: int) -> None:
+    """The same for so few rows that a thread takes some columns of every layer: it then fetches only their weights."""
+    src, src_row = x, _width(net, 0) * 4
+    for i in range(net[_L]):
+        dst, width = net[_SCRATCH] + (i % 2) * net[_HALF], padded_width(_width(net, i + 1))
+        columns = width
+        if src_row * width > _WAKE_BYTES:
+            columns = (width + threads * PANEL - 1) // (threads * PANEL) * PANEL
+        run_pieces(_share, (src, src_row, B, net, dst, i, columns), (width + columns - 1) // columns, threads)
+        src, src_row = dst, width * 4
+    _finish(src, B, _width(net, net[_L]), net[_NORMALISE], net[_HOW], y)
+
+
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """The network on B rows of the batch; the code of a CompiledLaunch."""
+    net, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    B = B * net[_VECTORS]
+    threads = max(1, min(threads, B * net[_ROW_WEIGHTS] // THREAD_WEIGHTS))
+    share = (B + threads - 1) // threads  # small batches: a tile for each thread rather than one full tile
+    tile_rows = min(net[_MOST_ROWS], (share + ROWS_NARROW - 1) // ROWS_NARROW * ROWS_NARROW)
+    if net[_IS_HEAVY] and threads > 1 and share < SHARED_ROWS:
+        _forward_few(x, B, y, net, threads)
+    else:
+        run_pieces(_tile, (x, B, y, net, tile_rows), (B + tile_rows - 1) // tile_rows, threads)
+
+
+@functools.cache
+def _code() -> int:
+    """Compiled, or loaded, for the first network that needs it."""
+    return address_of(linked(*(types.int64,) * 4)(_run))
+
+
+@dataclass(frozen=True)
+class Facts:
+    chain: Chain
+    vectors: int  # rows of the chain that a row of the batch has
+    max_tile_rows: int
+
+
+class MlpFused:
+    name = "mlp_fused"
+    device_kind = "cpu"
+    precisions = ("fp32",)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        if job.is_training or _is_taken_before(net, start):
+            return
+        chain = find_chain(net, start, CPU_ACTIVATIONS)
+        if chain is None:
+            return
+        if why_not := why_not_float32(net, chain):
+            yield Refusal(self.name, chain.nodes[0], why_not)
+            return
+        widest = max(padded(width) for width in chain.widths[1:])
+        fitting = device.fast_bytes // 2 // (8 * widest) // ROWS_NARROW * ROWS_NARROW
+        weight_bytes = 4 * sum(packed_size(layer.D_in, layer.D_out) for layer in chain.layers)
+        tile_rows = max(ROWS_NARROW, min(MAX_TILE_ROWS, fitting))
+        if weight_bytes > device.fast_bytes:
+            tile_rows = FAR_TILE_ROWS
+        fast = 2 * tile_rows * widest * 4
+        work = forward_price(net, chain)
+        price = CorePrice(
+            work.row_flop, work.row_bytes, work.fixed_bytes,
+            rows_a_core=0 if weight_bytes > _SPLIT_BYTES else ROWS_NARROW, tile_rows=tile_rows,
+            tile_bytes=weight_bytes if weight_bytes > device.cache_bytes else 0,
+        )  # fmt: skip
+        yield Claim(
+            self.name, f"mlp_fused<{chain.label}>", chain.nodes, price,
+            why=f"{tile_rows} rows at a time stay in {fast // 1024} KiB of cache, layer after layer",
+            recipes=packed_recipes(net, chain, NARROW), fast_bytes=fast, order=_order(chain),
+            facts=Facts(chain, net.types[net.nodes[start].inputs[0]].row_size // chain.widths[0], tile_rows),
+        )  # fmt: skip
+
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
+        assert isinstance(claim.facts, Facts)
+        chain, rows, vectors = claim.facts.chain, claim.facts.max_tile_rows, claim.facts.vectors
+        table, half = layer_table(chain), rows * max(padded(width) for width in chain.widths[1:])
+        row_weights = sum(layer.D_in * layer.D_out for layer in chain.layers)
+        is_heavy = weights["w"].nbytes > _SPLIT_BYTES
+        if chain.normaliser:
+            announce((normalise,))
+        code = _code()
+        last = (address_of(normalise) if chain.normaliser else 0), NORMALISERS[chain.normaliser]
+        numbers = half * 4, len(table), *last, rows, row_weights, is_heavy, vectors
+
+        def facts(threads: int) -> tuple[int, object]:
+            scratch = aligned_zeros(threads * 2 * half)
+            places = (address(array) for array in (weights["w"], weights["bias"], table, scratch))
+            net = np.array((*places, *numbers), np.int64)
+            return address(net), (net, scratch, table, weights)
+
+        return CompiledLaunch(code, facts)
+
+
+def _order(chain: Chain) -> str:
+    ways = [dot.ORDER if layer.D_out <= NARROW else tile.ORDER for layer in chain.layers]
+    return "; ".join(dict.fromkeys([*ways, "softmax in order"] if chain.normaliser else ways))
+
+
+def _is_taken_before(net: Network, start: int) -> bool:
+    """Whether a longer chain, which this kernel takes if it takes the one from here, goes on here: not worth another
+    claim for each of its layers."""
+    before = layer_before(net, start, CPU_ACTIVATIONS)
+    used = [] if before is None else [net.types[before.inputs[0]], *net.node_weight_types(before).values()]
+    return bool(used) and all(given.dtype == "float32" for given in used)
+
+
+def layer_table(chain: Chain) -> Array:
+    """A row a layer: K, N, where its weights and its bias begin in the packed arrays, its activation."""
+    places = zip(chain.layers, *_offsets(chain), strict=False)
+    rows = [(layer.D_in, layer.D_out, w, bias, code_of(layer.activation)) for layer, w, bias in places]
+    return np.array(rows, np.int64)
+
+
+def _offsets(chain: Chain) -> tuple[list[int], list[int]]:
+    """Where the weights and the bias of each layer begin in the packed arrays, and behind the last where they end."""
+    w_sizes = [packed_size(layer.D_in, layer.D_out) for layer in chain.layers]
+    bias_sizes = [padded(layer.D_out) for layer in chain.layers]
+    return list(accumulate(w_sizes, initial=0)), list(accumulate(bias_sizes, initial=0))
+
+
+def packed_recipes(net: Network, chain: Chain, narrow: int) -> dict[str, Recipe]:
+    """All weights in one flat packed array, all biases (zero where there is none) in another.
+
+    narrow  layers of up to so many columns stay as they are, (N, K): dense_narrow reads them so
+    """
+    (*_, w_size), (*begins, bias_size) = _offsets(chain)
+    with_bias = [(begin, layer.bias) for begin, layer in zip(begins, chain.layers, strict=True) if layer.bias]
+    starts = tuple(start for start, _ in with_bias)
+    return {
+        "w": Recipe.of(pack_layers, [layer.weight for layer in chain.layers], (w_size,), size=w_size, narrow=narrow),
+        "bias": Recipe.of(pack_biases, [name for _, name in with_bias], (bias_size,), size=bias_size, starts=starts),
+    }
+
+
+@recipe_op
+def pack_layers(*weights: Array, size: int, narrow: int) -> Array:
+    """(D_out, D_in) each -> one behind the other, in panels (tile.pack); those of up to `narrow` rows as they are."""
+    flat, at = aligned_zeros(size), 0
+    for weight in weights:
+        N, K = weight.shape
+        if narrow >= N:
+            flat[at : at + N * K] = weight.reshape(-1)
+        else:
+            pack(weight.T, flat[at : at + packed_size(K, N)])
+        at += packed_size(K, N)
+    return flat
+
+
+@recipe_op
+def pack_biases(*biases: Array, size: int, starts: tuple[int, ...]) -> Array:
+    flat = aligned_zeros(size)
+    for bias, start in zip(biases, starts, strict=True):
+        flat[start : start + len(bias)] = bias
+    return flat

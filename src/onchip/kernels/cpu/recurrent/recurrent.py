@@ -1,0 +1,381 @@
+"""recurrent on the CPU: an LSTM, a GRU or an RNN, all steps in one call.
+
+Idea      A core takes some sequences and one direction and goes through all steps with them: the product of their
+          states with the recurrence is added to what the input gives to the gates, then gates become states. States
+          and gates stay in its caches; x is read and y written once. Any sizes are served by one compiled kernel.
+          A Linear in front, the product of inputs and gates, is done on the way: what it makes stays in cache, too.
+Floor     2 G H^2 flop a step and direction. 256 sequences of 64 steps, LSTM, H = 128: 2.1 Gflop, 7.2 ms at 300 Gflop/s.
+Same bits A sum of a gate runs over the units in order, in chunks of dense's size, however sequences are grouped.
+Limits    float32; others are plain's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from onchip.kernels.cpu.compiler.emit import LANES
+from onchip.kernels.cpu.compiler.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.compiler.late_numba import types
+from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.elementwise.activation import activate, expm1_exp, link_activation
+from onchip.kernels.cpu.gemm.dense import CHUNK, dense, multiply_panel, next_panel, padded_width
+from onchip.kernels.cpu.gemm.tile import LINE_PANELS, PANEL, aligned_zeros, multiply_line, pack, packed_size, padded
+from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
+from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.pointwise import RELU, SIGMOID, TANH
+from onchip.network.graph import Network, Node
+from onchip.network.layers import GRU, LSTM, RNN, Linear, Recurrent
+from onchip.network.recipe import Array, Recipe, as_is, recipe_op
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
+
+_LSTM, _GRU_AFTER, _GRU_BEFORE, _RNN_TANH, _RNN_RELU = range(5)
+_SEQUENCE, _LAST, _CELL = range(3)
+_OUTPUTS = {"sequence": _SEQUENCE, "last": _LAST, "cell": _CELL}
+_MOST_ROWS = 32  # sequences that a core takes: a panel of the recurrence then serves them all from L1
+_NO_FLOOR, _ZERO, _ONE, _TWO = np.float32(-np.inf), np.float32(0), np.float32(1), np.float32(2)
+_FAR = np.float32(28)  # exp(-28) is 7e-13
+
+
+@linked(*(types.int64,) * 10)
+def add_product(
+    src: int, src_row: int, rows: int, w: int, K: int, N: int, init: int, init_row: int, dst: int, dst_row: int
+) -> None:
+    """dst[r, n] = init[r, n] + sum_k src[r, k] w[k, n] for r < rows, n < N, whole vectors.
+
+    Addresses and byte strides, w packed; init may be dst.
+    """
+    for k in range(0, K, CHUNK):
+        steps = min(CHUNK, K - k)
+        before, before_row = (init, init_row) if k == 0 else (dst, dst_row)
+        n = 0
+        while rows == 1 and n + LINE_PANELS * PANEL <= N:
+            panel = w + n * K * 4 + k * PANEL * 4
+            multiply_line(src + k * 4, panel, K * PANEL * 4, before + n * 4, dst + n * 4, steps, _NO_FLOOR)
+            n += LINE_PANELS * PANEL
+        while n < N:
+            width, out = next_panel(N - n), dst + n * 4
+            panel, start = w + n * K * 4 + k * width * 4, before + n * 4
+            multiply_panel(
+                src + k * 4, src_row, rows, panel, width, start, before_row, out, dst_row, 1, 0, steps, _NO_FLOOR
+            )  # fmt: skip
+            n += width
+
+
+@linked(*(types.int64,) * 10)
+def feed(x: int, x_row: int, rows: int, steps: int, K: int, w: int, N: int, bias: int, fed: int, fed_row: int) -> None:
+    """fed (steps, rows, N) = x (rows, steps, K) times w plus the bias: what inputs give to gates, in whole vectors.
+
+    Addresses and byte strides, w packed. Many rows or many steps are the rows of a product, whichever are more.
+    """
+    if rows >= steps:
+        for s in range(steps):
+            dense(x + s * K * 4, x_row, rows, w, K, N, bias, fed + s * rows * fed_row, fed_row, _NO_FLOOR)
+    else:
+        for r in range(rows):
+            dense(x + r * x_row, K * 4, steps, w, K, N, bias, fed + r * fed_row, rows * fed_row, _NO_FLOOR)
+
+
+@linked(*(types.int64,) * 3)
+def copy_floats(source: int, target: int, count: int) -> None:
+    """`count` numbers; zeros where the source is no address."""
+    out = floats_at(target, count)
+    if source:
+        given = floats_at(source, count)
+        for n in range(count):
+            out[n] = given[n]
+    else:
+        for n in range(count):
+            out[n] = _ZERO
+
+
+@linked(*(types.int64,) * 8)
+def first_gates(kind: int, x: int, x_row: int, bias: int, gates: int, gates_row: int, rows: int, H: int) -> None:
+    """What the recurrence is added to: the input's part; of a GRU's new state its bias, as the reset comes between."""
+    wide = 4 * H if kind == _LSTM else H if kind in (_RNN_TANH, _RNN_RELU) else 2 * H
+    for r in range(rows):
+        given, out = floats_at(x + r * x_row, wide), floats_at(gates + r * gates_row, wide)
+        for n in range(wide):
+            out[n] = given[n]
+        if kind == _GRU_AFTER:
+            inside, behind = floats_at(bias, H), floats_at(gates + r * gates_row + 2 * H * 4, H)
+            for n in range(H):
+                behind[n] = inside[n]
+
+
+# Functions of single numbers are activate's, in place: loops with an exponential inside that may write to what many
+# other arrays read do not become vector code.
+
+
+@compiled(inline=True)
+def _gate(x: np.float32) -> np.float32:
+    """As far as an exponential matters, and three of them have a product."""
+    inside = -_FAR if x < -_FAR else x
+    return _FAR if inside > _FAR else inside
+
+
+@linked(*(types.int64,) * 3)
+def next_cell(gates: int, c: int, H: int) -> None:
+    """An LSTM's cell behind a step, in place, and its state in the place of its first gate: to a place of its own would
+    be one array too many for LLVM to tell them apart."""
+    i, o = floats_at(gates, H), floats_at(gates + H * 4, H)
+    f, g, cell = floats_at(gates + H * 8, H), floats_at(gates + H * 12, H), floats_at(c, H)
+    for n in range(H):
+        # With e = exp(-x), sigmoid is 1 / (1 + e); with m = exp(-2 x) - 1, tanh is -m / (2 + m). One division for all.
+        _, of_i = expm1_exp(_gate(-i[n]))
+        _, of_f = expm1_exp(_gate(-f[n]))
+        of_g, _ = expm1_exp(_gate(-_TWO * g[n]))
+        kept, added = _ONE + of_f, (_ONE + of_i) * (_TWO + of_g)
+        new = (cell[n] * added - of_g * kept) / (kept * added)
+        cell[n] = new
+        _, of_o = expm1_exp(_gate(-o[n]))
+        of_c, _ = expm1_exp(_gate(-_TWO * new))
+        i[n] = -of_c / ((_ONE + of_o) * (_TWO + of_c))
+
+
+@linked(*(types.int64,) * 7)
+def reset_states(gates: int, gates_row: int, x: int, x_row: int, h: int, rows: int, H: int) -> None:
+    """Of a GRU whose reset comes first: r becomes r h, and its new state begins with the input's part."""
+    activate(gates, rows, 2 * H, gates_row // 4, SIGMOID)
+    for row in range(rows):
+        at = gates + row * gates_row
+        r, before, given, new = floats_at(at + H * 4, H), floats_at(h + row * H * 4, H), x + row * x_row, at + H * 8
+        for n in range(H):
+            r[n] = r[n] * before[n]
+        copy_floats(given + H * 8, new, H)
+
+
+@linked(*(types.int64,) * 9)
+def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: int, c: int, rows: int, H: int) -> None:
+    """The states of some rows behind a step, in place."""
+    stride = gates_row // 4
+    if kind == _LSTM:
+        for row in range(rows):
+            at = gates + row * gates_row
+            next_cell(at, c + row * H * 4, H)
+            copy_floats(at, h + row * H * 4, H)
+    elif kind in (_GRU_AFTER, _GRU_BEFORE):
+        if kind == _GRU_AFTER:
+            activate(gates, rows, 2 * H, stride, SIGMOID)
+            for row in range(rows):
+                at = gates + row * gates_row
+                r, new, given = (
+                    floats_at(at + H * 4, H),
+                    floats_at(at + H * 8, H),
+                    floats_at(x + row * x_row + H * 8, H),
+                )
+                for n in range(H):
+                    new[n] = given[n] + r[n] * new[n]
+        activate(gates + H * 8, rows, H, stride, TANH)
+        for row in range(rows):
+            at = gates + row * gates_row
+            z, new, state = floats_at(at, H), floats_at(at + H * 8, H), floats_at(h + row * H * 4, H)
+            for n in range(H):
+                state[n] = (_ONE - z[n]) * new[n] + z[n] * state[n]
+    else:
+        activate(gates, rows, H, stride, TANH if kind == _RNN_TANH else RELU)
+        for row in range(rows):
+            copy_floats(gates + row * gates_row, h + row * H * 4, H)
+
+
+@compiled()
+def _tile(worker: int, piece: int, sizes: Array, places: Array) -> None:
+    """Some sequences in one direction."""
+    N, S, D, G, H = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
+    kind, output, is_reverse, most, K = sizes[5], sizes[6], sizes[7], sizes[8], sizes[11]
+    x, y, first_h, first_c, R, late, bias = places[0], places[1], places[2], places[3], places[4], places[5], places[6]
+    all_gates, wide, one = padded_width(G * H), padded_width(2 * H if kind == _GRU_BEFORE else G * H), padded_width(H)
+    gates_row = sizes[9]
+    gates = places[9] + worker * sizes[10]
+    h = gates + _MOST_ROWS * gates_row
+    c = h + _MOST_ROWS * H * 4
+    fed = gates + sizes[12]
+    d, begin = piece % D, piece // D * most
+    rows = min(most, N - begin)
+    backwards = is_reverse or d == 1
+    block, low = _MOST_ROWS // rows, 0  # steps that are fed at a time, and the first of them
+    given, given_row = fed, gates_row
+    for r in range(rows):
+        place = ((begin + r) * D + d) * H * 4
+        copy_floats(first_h + place if first_h else 0, h + r * H * 4, H)
+        copy_floats(first_c + place if first_c else 0, c + r * H * 4, H)
+    for step in range(S):
+        s = S - 1 - step if backwards else step
+        if K == 0:
+            given, given_row = x + ((begin * S + s) * D + d) * G * H * 4, S * D * G * H * 4
+        else:
+            if step % block == 0:
+                steps = min(block, S - step)
+                low = s - steps + 1 if backwards else s
+                w, start = places[7] + d * all_gates * K * 4, places[8] + d * all_gates * 4
+                feed(x + (begin * S + low) * K * 4, S * K * 4, rows, steps, K, w, all_gates, start, fed, gates_row)
+            given = fed + (s - low) * rows * gates_row
+        init, init_row = given, given_row
+        # Not all of it is the input's, or not in whole vectors.
+        if kind in (_GRU_AFTER, _GRU_BEFORE) or (K == 0 and wide != G * H):
+            first_gates(kind, given, given_row, bias + d * H * 4, gates, gates_row, rows, H)
+            init, init_row = gates, gates_row
+        add_product(h, H * 4, rows, R + d * wide * H * 4, H, wide, init, init_row, gates, gates_row)
+        if kind == _GRU_BEFORE:
+            reset_states(gates, gates_row, given, given_row, h, rows, H)
+            new = gates + H * 8
+            add_product(gates + H * 4, gates_row, rows, late + d * one * H * 4, H, one, new, gates_row, new, gates_row)
+        next_states(kind, gates, gates_row, given, given_row, h, c, rows, H)
+        if output == _SEQUENCE:
+            for r in range(rows):
+                copy_floats(h + r * H * 4, y + (((begin + r) * S + s) * D + d) * H * 4, H)
+    if output != _SEQUENCE:
+        for r in range(rows):
+            source = (c if output == _CELL else h) + r * H * 4
+            copy_floats(source, y + ((begin + r) * D + d) * H * 4, H)
+
+
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """x (N, S, D * G * H), or (N, S, K) that is fed to the gates; y (N, S, D * H), or (N, D * H) of the last step; the
+    code of a CompiledLaunch.
+
+    facts   the addresses of the next three, and the sequences of a row of the batch
+    sizes   N, S, D, G, H, kind, output, whether the one direction is the reverse, rows of a tile, bytes from row to row
+            of its gates, and from thread to thread of scratch; K, 0 where nothing is fed, and where in scratch it is
+    places  addresses: x, y, the state before the first step (N, D, H) and the cell, 0 for zeros; the recurrence packed
+            for each direction, the last gate of a GRU whose reset comes first, the bias; what feeds the gates, packed
+            for each direction, and its bias; scratch
+    which   of the operands x, the state, the cell (-1: none) and y are
+    """
+    told = ints_at(facts, 4)
+    sizes, places, which = ints_at(told[0], 13), ints_at(told[1], 10), ints_at(told[2], 4)
+    given = ints_at(operands, ALL)
+    places[0], places[1] = given[which[0]], given[which[3]]
+    for state in range(2):
+        if which[1 + state] >= 0:
+            places[2 + state] = given[which[1 + state]]
+    N, D = B * told[3], sizes[2]
+    most = max(1, min(_MOST_ROWS, (N * D + threads - 1) // threads))
+    sizes[0], sizes[8] = N, most
+    run_pieces(_tile, (sizes, places), (N + most - 1) // most * D, threads)
+
+
+@dataclass(frozen=True)
+class Facts:
+    sizes: tuple[int, ...]  # sequences of a row, S, D, G, H, kind, output, is_reverse
+    K: int  # of the Linear that feeds the gates; 0: none does
+    reads: tuple[int, ...]  # which of the launch's inputs x and the states are: a value that is read twice comes once
+
+
+class RecurrentAlone:
+    name = "recurrent"
+    device_kind = "cpu"
+    precisions = ("fp32",)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        feeding = _feeding(net, start)
+        node = net.nodes[start if feeding is None else start + 1]
+        layer = node.layer
+        if job.is_training or not isinstance(layer, Recurrent):
+            return
+        gates, name = net.types[node.inputs[0]], node.weights["recurrence"]
+        if any(given.dtype != "float32" for given in (gates, net.weight_type(name))):
+            if feeding is None:
+                yield Refusal(self.name, node.name, f"computes on float32, got {gates}")
+            return
+        D, width, H = net.weights[name].shape
+        G, S = layer.gates, int(gates.shape[-2])
+        kind = kind_of(layer)
+        late = H if kind == _GRU_BEFORE else 0
+        recipes = {"R": Recipe.of(packed_gates, (name,), (D, packed_size(H, width - late)), first=0, last=width - late)}
+        if late:
+            recipes["late"] = Recipe.of(packed_gates, (name,), (D, packed_size(H, H)), first=width - H, last=width)
+        if "bias" in node.weights:
+            recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (D, H))
+        nodes, K, inputs = [node], 0, node.inputs
+        if feeding is not None:
+            nodes, inputs = [feeding, node], (*feeding.inputs, *node.inputs[1:])
+            weight = feeding.weights["weight"]
+            K = net.weights[weight].shape[1]
+            recipes["W"] = Recipe.of(packed_inputs, (weight,), (D, packed_size(K, width)), directions=D)
+            given = (feeding.weights["bias"],) if "bias" in feeding.weights else ()
+            recipes["b"] = Recipe.of(bias_of_gates, given, (D, padded(width)), directions=D, size=padded(width))
+        values = tuple(dict.fromkeys(inputs))
+        sequences = gates.row_size // (S * D * width)
+        # Gates are read and written several times on their way, all in cache; sequences are a core's at the least.
+        price = CorePrice(
+            sum(map(net.row_flop, nodes)), sum(net.types[value].row_bytes for value in (*values, node.name)),
+            sum(recipe.nbytes for recipe in recipes.values()), row_cache_bytes=4 * gates.row_bytes, rows_a_core=1,
+        )  # fmt: skip
+        sizes = (sequences, S, D, G, H, kind, _OUTPUTS[layer.output], int(layer.direction == "reverse"))
+        kinds = "-".join(each.layer.kind for each in nodes)
+        yield Claim(
+            self.name, f"{self.name}<{kinds},{H}>", tuple(each.name for each in nodes), price,
+            f"{S} steps in one call", recipes=recipes, order=f"units in order, chunks of {CHUNK}",
+            facts=Facts(sizes, K, tuple(map(values.index, inputs))),
+            fast_bytes=4 * _MOST_ROWS * ((G + 2) * H + (G * H if K else 0)),
+        )  # fmt: skip
+
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
+        assert isinstance(claim.facts, Facts)
+        for activation in (SIGMOID, TANH):
+            link_activation(activation)
+        reads, K, (sequences, S, D, G, H, *how) = claim.facts.reads, claim.facts.K, claim.facts.sizes
+        bias = weights.get("bias", np.zeros((D, H), np.float32))
+        gates_row = (padded(G * H) + LANES) * 4
+        fed_at = _MOST_ROWS * (gates_row + padded(2 * H) * 4)
+        own = fed_at + (_MOST_ROWS * gates_row if K else 0)
+        kept = weights["R"], weights.get("late", bias), bias, weights.get("W", bias), weights.get("b", bias)
+        which = np.array([*reads, *[-1] * (3 - len(reads)), len(set(reads))], np.int64)
+
+        def facts(threads: int) -> tuple[int, object]:
+            scratch = aligned_zeros(threads * own // 4)
+            sizes = words(0, S, D, G, H, *how, 0, gates_row, own, K, fed_at)
+            places = words(0, 0, 0, 0, *kept, scratch)
+            told = words(sizes, places, which, sequences)
+            return address(told), (told, sizes, places, which, scratch, kept)
+
+        return CompiledLaunch(address_of(_run), facts)
+
+
+def _feeding(net: Network, start: int) -> Node | None:
+    """The Linear that begins there, if all that reads it is the recurrent layer behind it, as its x."""
+    node, behind = net.nodes[start], net.nodes[start + 1 : start + 2]
+    if not behind or not isinstance(node.layer, Linear) or not isinstance(behind[0].layer, Recurrent):
+        return None
+    is_float = all(net.weight_type(name).dtype == "float32" for name in node.weights.values())
+    is_read_alone = net.readers(node.name) == [behind[0]] and node.name not in net.output_names
+    return node if is_float and is_read_alone and behind[0].inputs.count(node.name) == 1 else None
+
+
+def kind_of(layer: Recurrent) -> int:
+    if isinstance(layer, GRU):
+        return _GRU_AFTER if layer.reset_after else _GRU_BEFORE
+    if isinstance(layer, RNN):
+        return _RNN_TANH if layer.activation == "tanh" else _RNN_RELU
+    assert isinstance(layer, LSTM)
+    return _LSTM
+
+
+@recipe_op
+def packed_gates(recurrence: Array, first: int, last: int) -> Array:
+    """(D, G * H, H) -> (D, packed): numbers first to last of the gates, as add_product reads them."""
+    D, _, H = recurrence.shape
+    made = aligned_zeros(D * packed_size(H, last - first)).reshape(D, -1)
+    for one, out in zip(recurrence, made, strict=True):
+        pack(np.asarray(one[first:last].T, np.float32), out)
+    return made
+
+
+@recipe_op
+def packed_inputs(weight: Array, directions: int) -> Array:
+    """(D * G * H, K) -> (D, packed), as dense reads them."""
+    return packed_gates(weight.reshape(directions, -1, weight.shape[-1]), 0, len(weight) // directions)
+
+
+@recipe_op
+def bias_of_gates(*bias: Array, directions: int, size: int) -> Array:
+    """(D * G * H) -> (D, padded); zeros without one."""
+    made = aligned_zeros(directions * size).reshape(directions, size)
+    if bias:
+        made[:, : len(bias[0]) // directions] = bias[0].reshape(directions, -1)
+    return made

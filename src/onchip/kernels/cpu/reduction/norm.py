@@ -1,0 +1,197 @@
+"""norm: LayerNorm, RMSNorm and GroupNorm, a part of a row at a time while it lies in cache.
+
+Idea      A part is read from memory once: for its mean, for its variance and for the result it comes from the cache.
+Order     Of 1,024 numbers, four vectors at a time, then single ones; their lanes in pairs, then what is left in order.
+          Those sums in float64, one after the other. A part's size alone decides.
+Floor     Memory: x in, y out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from onchip.kernels.cpu.compiler import emit
+from onchip.kernels.cpu.compiler.emit import LANES
+from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
+from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
+from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.vectors import VECTOR_BYTES
+from onchip.network.graph import Network
+from onchip.network.layers import RowNorm
+from onchip.network.layers.norm import NormParts
+from onchip.network.recipe import Array, Recipe, as_is
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
+
+_TASK_NUMBERS = 1 << 12  # that a thread takes at a time, at least
+_THREAD_NUMBERS = 1 << 13  # for fewer a thread is not woken
+_TOGETHER = 4  # vectors
+_CHUNK = 1024  # numbers that are summed up in float32
+
+
+@intrinsic
+def _vector_sum(typing_context: Any, where: Any, count: Any, shift: Any, is_square: Any) -> Any:
+    """The sum of x, or of (x - shift)^2, over `count` float32 numbers, whole vectors; is_square is a literal."""
+    if not isinstance(is_square, types.IntegerLiteral):
+        return None  # asks Numba to come again with literals
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        where, count, shift, _ = args
+        less = emit.splat(b, shift)
+
+        def added(i: Any, sums: list[Any]) -> list[Any]:
+            made = []
+            for v, total in enumerate(sums):
+                at = b.add(where, b.add(b.mul(i, emit.INT(4)), emit.INT(v * VECTOR_BYTES)))
+                x = emit.load(b, at, emit.VECTOR)
+                if is_square.literal_value:
+                    d = b.fsub(x, less)
+                    made.append(emit.multiply_add(b, d, d, total))
+                else:
+                    made.append(b.fadd(total, x))
+            return made
+
+        whole = b.sub(count, b.srem(count, emit.INT(_TOGETHER * LANES)))
+        sums = emit.loop(b, emit.INT(0), whole, _TOGETHER * LANES, [emit.zeros()] * _TOGETHER, added)
+        total = b.fadd(b.fadd(sums[0], sums[1]), b.fadd(sums[2], sums[3]))
+        (total,) = emit.loop(b, whole, count, LANES, [total], added)
+        lanes = [b.extract_element(total, ir.IntType(32)(lane)) for lane in range(LANES)]
+        while len(lanes) > 1:
+            lanes = [b.fadd(first, second) for first, second in zip(lanes[::2], lanes[1::2], strict=True)]
+        return lanes[0]
+
+    return types.float32(types.int64, types.int64, types.float32, is_square), codegen
+
+
+@compiled(inline=True)
+def _sum(where: int, count: int, shift: np.float32, is_square: int) -> np.float64:
+    """Of x, or of (x - shift)^2, over `count` numbers."""
+    total = 0.0
+    for begin in range(0, count, _CHUNK):
+        size = min(_CHUNK, count - begin)
+        vectors = size - size % LANES
+        at = where + begin * 4
+        part = _vector_sum(at, vectors, shift, 1) if is_square else _vector_sum(at, vectors, shift, 0)
+        rest = floats_at(at + vectors * 4, size - vectors)
+        for n in range(size - vectors):
+            part += (rest[n] - shift) * (rest[n] - shift) if is_square else rest[n]
+        total += np.float64(part)
+    return total  # type: ignore[return-value]
+
+
+@linked(*(types.int64,) * 10, types.float32)
+def _normalise(
+    x: int, y: int, first: int, parts: int, size: int, run: int, weight: int, bias: int, groups: int, is_centred: int,
+    eps: np.float32,
+) -> None:  # fmt: skip
+    """`parts` parts of `size` numbers, from part `first` on. x, y, weight and bias are addresses; 0: none is there."""
+    each = size // run
+    for part in range(first, first + parts):
+        here = part * size * 4
+        shift = np.float32(_sum(x + here, size, np.float32(0), 0) / size) if is_centred else np.float32(0)
+        scale = np.float32(1) / np.sqrt(np.float32(_sum(x + here, size, shift, 1) / size) + eps)
+        at = part % groups * each * 4
+        if run > 1:
+            for c in range(each):
+                factor = scale * floats_at(weight + at, each)[c] if weight != 0 else scale
+                added = floats_at(bias + at, each)[c] if bias != 0 else np.float32(0)
+                given, made = floats_at(x + here + c * run * 4, run), floats_at(y + here + c * run * 4, run)
+                for n in range(run):
+                    made[n] = (given[n] - shift) * factor + added
+        else:
+            given, made = floats_at(x + here, size), floats_at(y + here, size)
+            factors, shifts = floats_at(weight + at, size), floats_at(bias + at, size)
+            if weight != 0 and bias != 0:
+                for n in range(size):
+                    made[n] = (given[n] - shift) * scale * factors[n] + shifts[n]
+            elif weight != 0:
+                for n in range(size):
+                    made[n] = (given[n] - shift) * scale * factors[n]
+            elif bias != 0:
+                for n in range(size):
+                    made[n] = (given[n] - shift) * scale + shifts[n]
+            else:
+                for n in range(size):
+                    made[n] = (given[n] - shift) * scale
+
+
+@compiled()
+def _parts(
+    worker: int, piece: int, x: int, y: int, count: int, together: int, size: int, run: int, weight: int, bias: int,
+    groups: int, is_centred: int, eps: np.float32,
+) -> None:  # fmt: skip
+    first = piece * together
+    parts = min(together, count - first)
+    _normalise(x, y, first, parts, size, run, weight, bias, groups, is_centred, eps)
+
+
+# What `_run` is told of a layer once; eps by its bits.
+_COUNT, _TOGETHER_PARTS, _SIZE, _RUN, _WEIGHT, _BIAS, _GROUPS, _IS_CENTRED, _EPS, _WORDS = range(10)
+
+
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """B rows of `count` parts; the code of a CompiledLaunch."""
+    layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    count, together, eps = B * layer[_COUNT], layer[_TOGETHER_PARTS], np.int32(layer[_EPS]).view(np.float32)
+    given = (
+        x, y, count, together, layer[_SIZE], layer[_RUN], layer[_WEIGHT], layer[_BIAS], layer[_GROUPS],
+        layer[_IS_CENTRED], eps,
+    )  # fmt: skip
+    threads = max(1, min(threads, count * layer[_SIZE] // _THREAD_NUMBERS))
+    run_pieces(_parts, given, (count + together - 1) // together, threads)
+
+
+@dataclass(frozen=True)
+class Facts:
+    parts: NormParts
+    groups: int  # parts that have weights of their own
+    is_centred: bool
+    eps: float
+
+
+class Norm:
+    name = "norm"
+    device_kind = "cpu"
+    precisions = ("fp32",)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        layer = node.layer
+        if job.is_training or not isinstance(layer, RowNorm):
+            return
+        x, weights = net.types[node.inputs[0]], node.weights.items()
+        odd = next((d for d in (x.dtype, *(net.weight_type(w).dtype for _, w in weights)) if d != "float32"), "")
+        if odd:
+            yield Refusal(self.name, node.name, f"computes on float32, got {odd}")
+            return
+        parts, shape = layer.parts(x), layer.weight_shape(x)
+        recipes = {role: Recipe.of(as_is, (name,), shape) for role, name in weights}
+        groups = max(1, int(np.prod(shape)) * parts.run // parts.size)
+        price = CorePrice(
+            net.row_flop(node), 2 * x.row_bytes, sum(recipe.nbytes for recipe in recipes.values()),
+            row_cache_bytes=2 * x.row_bytes,
+        )  # fmt: skip
+        yield Claim(
+            self.name, f"norm<{layer.kind},{parts.size}>", (node.name,), price, "one layer by itself", recipes,
+            order="in vectors, their lanes in pairs, the rest in order",
+            facts=Facts(parts, groups, layer.is_centred, layer.attributes()["eps"]),
+        )  # fmt: skip
+
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
+        facts = claim.facts
+        assert isinstance(facts, Facts)
+        held = {role: np.ascontiguousarray(weight) for role, weight in weights.items()}
+        parts, eps = facts.parts, int(np.float32(facts.eps).view(np.int32))
+        told = words(
+            parts.count, max(1, _TASK_NUMBERS // parts.size), parts.size, parts.run, held.get("weight", 0),
+            held.get("bias", 0), facts.groups, int(facts.is_centred), eps,
+        )  # fmt: skip
+        return CompiledLaunch(address_of(_run), lambda threads: (address(told), (told, held)))

@@ -1,0 +1,84 @@
+"""short_scan: the CumSum of short rows, whole rows by one thread, in one call into compiled code.
+
+Order     From the first number to the last, or from the last to the first: a total is the one before and a number.
+Floor     Memory: x in, y out.
+Limits    float32, rows of at most 1,024 numbers; `scan` takes all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.compiler.late_numba import types
+from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
+from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.network.graph import Network
+from onchip.network.layers import CumSum
+from onchip.network.recipe import Array
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
+
+MOST_NUMBERS = 1 << 10  # of a row
+_TASK_NUMBERS = 1 << 12  # that a thread takes at a time, at least
+_LINES, _LENGTH, _COLUMNS, _EXCLUSIVE, _REVERSE, _WORDS = range(6)  # what `_run` is told of a layer
+_ZERO = np.float32(0)
+
+
+@compiled()
+def _scan(worker: int, piece: int, x: int, y: int, lines: int, together: int, layer: Array) -> None:
+    """Some lines (length, columns), each column by itself."""
+    N, C, is_reverse = layer[_LENGTH], layer[_COLUMNS], layer[_REVERSE]
+    step = -C if is_reverse else C
+    for line in range(piece * together, min(lines, (piece + 1) * together)):
+        at = (line * N + (N - 1 if is_reverse else 0)) * C
+        begun, first = floats_at(y + at * 4, C), floats_at(x + at * 4, C)
+        for c in range(C):
+            begun[c] = _ZERO if layer[_EXCLUSIVE] else first[c]
+        for _ in range(1, N):
+            before, made = floats_at(y + at * 4, C), floats_at(y + (at + step) * 4, C)
+            given = floats_at(x + (at if layer[_EXCLUSIVE] else at + step) * 4, C)
+            for c in range(C):
+                made[c] = before[c] + given[c]
+            at += step
+
+
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """The code of a CompiledLaunch."""
+    layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    lines, numbers = B * layer[_LINES], layer[_LENGTH] * layer[_COLUMNS]
+    together = max(1, _TASK_NUMBERS // numbers)
+    threads = max(1, min(threads, lines * numbers // _TASK_NUMBERS))
+    run_pieces(_scan, (x, y, lines, together, layer), (lines + together - 1) // together, threads)
+
+
+class ShortScan:
+    name = "short_scan"
+    device_kind = "cpu"
+    precisions = ("fp32",)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        x = net.types[node.name]
+        if job.is_training or not isinstance(node.layer, CumSum) or not 0 < x.row_size <= MOST_NUMBERS:
+            return
+        if x.dtype != "float32":
+            yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
+            return
+        axis = node.layer.axis % len(x.shape)
+        shape = math.prod(x.row_shape[: axis - 1]), x.row_shape[axis - 1], math.prod(x.row_shape[axis:])
+        price = CorePrice(net.row_flop(node), 2 * x.row_bytes)
+        facts = (*shape, int(node.layer.exclusive), int(node.layer.reverse))
+        yield Claim(
+            self.name, f"{self.name}<sum>", (node.name,), price, "one layer by itself", order="in order", facts=facts
+        )
+
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
+        assert isinstance(claim.facts, tuple)
+        told = words(*claim.facts)
+        return CompiledLaunch(address_of(_run), lambda threads: (address(told), told))

@@ -121,7 +121,10 @@ def test_what_another_process_is_at_is_left_to_it_but_not_for_ever(monkeypatch):
 
 def test_a_function_that_is_kept_is_found_when_what_it_needs_was_lost(tmp_path):
     env = {**os.environ, "ONCHIP_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    code = "from onchip.kernels.cpu.gemm.dense import dense, multiply_panel as panel\nprint(dense.key, panel.key, dense.link())"
+    code = (
+        "from onchip.kernels.cpu.gemm.dense import dense, multiply_panel\n"
+        "print(dense.key, multiply_panel.key, dense.link())"
+    )
     command = [sys.executable, "-c", code]
     kept, lost, _ = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
     folder = tmp_path / "cache" / "numba"

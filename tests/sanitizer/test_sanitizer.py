@@ -65,9 +65,9 @@ def launched() -> set[Program]:
 
 
 def test_every_kernel_of_every_file_is_launched():
-    there = {(file.name, name) for file in CUDA_FILES.glob("*.cu") for name in ENTRY.findall(file.read_text())}
-    assert {name for name, _ in there} == {file.name for file in CUDA_FILES.glob("*.cu")}
-    ran = {(program.source.name, program.name_expression.partition("<")[0]) for program in launched()}
+    there = {(file, name) for file in CUDA_FILES.rglob("*.cu") for name in ENTRY.findall(file.read_text())}
+    assert {file for file, _ in there} == set(CUDA_FILES.rglob("*.cu"))
+    ran = {(program.source, program.name_expression.partition("<")[0]) for program in launched()}
     assert there - ran == set(), "give tests/sanitizer/kernels.py a case that launches it"
 
 

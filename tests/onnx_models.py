@@ -9,8 +9,8 @@ from hypothesis import settings
 from onnx import TensorProto, helper
 
 from onchip.errors import FormatError
-from onchip.formats.onnx_reader import read_onnx
-from onchip.formats.onnx_tensors import make_tensor
+from onchip.formats.onnx.reader import read_onnx
+from onchip.formats.onnx.tensors import make_tensor
 from onchip.kernels import reference
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node

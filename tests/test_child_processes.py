@@ -14,7 +14,7 @@ from checks import random_mlp, rows
 from conftest import SRC
 from onchip.errors import DeviceError
 from onchip.formats.load import save
-from onchip.formats.onnx_reader import read_onnx
+from onchip.formats.onnx.reader import read_onnx
 from onchip.kernels.cpu.compiler import compile_ahead
 from onchip.kernels.cpu.layout import move
 from onchip.ladders import profile

@@ -34,7 +34,7 @@ def test_messages_are_plain_text(case):
     assert (again.what, again.got) == (f"file: {error.what}", error.got)  # what is plain stays
 
 
-@pytest.mark.parametrize("folder", ["formats/onnx_ops", "network/layers"])
+@pytest.mark.parametrize("folder", ["formats/onnx/ops", "network/layers"])
 def test_what_is_refused_of_a_layer_says_what_is_expected(folder):
     """A file may be sound and still hold what onchip does not run: no general words would help."""
     for path in sorted((Path(onchip.__file__).parent / folder).glob("*.py")):

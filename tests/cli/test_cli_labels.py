@@ -12,7 +12,7 @@ import pytest
 
 import onchip
 from onchip.errors import FormatError
-from onchip.formats.csv_writer import likeliest
+from onchip.formats.tables.csv_writer import likeliest
 from onchip.network.meaning import Meaning
 from onchip.network.reading import blaming
 

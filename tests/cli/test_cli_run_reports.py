@@ -7,7 +7,7 @@ import pytest
 
 from checks import assert_error_within, assert_refused
 from onchip.formats.images import to_pixels
-from onchip.formats.rows_text import read_rows_text
+from onchip.formats.tables.rows_text import read_rows_text
 from onchip.kernels import reference
 from onchip.workloads import faces, sentiment
 from small_reports import PICTURES, make_small, write_words

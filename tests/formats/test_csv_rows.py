@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from onchip.errors import FormatError, OnchipError
-from onchip.formats.csv_rows import csv_columns, read_csv
+from onchip.formats.tables.csv_rows import csv_columns, read_csv
 
 SETTINGS = settings(max_examples=60)
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Z"]), min_size=1, max_size=6)

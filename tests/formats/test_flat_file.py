@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onchip.errors import FormatError, InputError
-from onchip.formats.flat_file import FlatTensor, draw_flat, read_flat
+from onchip.formats.weights.flat_file import FlatTensor, draw_flat, read_flat
 from onchip.network.recipe import materialise
 
 LAYOUT = [FlatTensor("first", (3, 4), 1.0), FlatTensor("second", (5,), 0.1, 1.0), FlatTensor("third", (2, 3, 2), 2.0)]
@@ -68,7 +68,7 @@ def test_other_sizes(path, size, where):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_weights_that_are_no_numbers(path, monkeypatch, bad):
-    monkeypatch.setattr("onchip.formats.flat_file._CHECKED_AT_ONCE", 5)
+    monkeypatch.setattr("onchip.formats.weights.flat_file._CHECKED_AT_ONCE", 5)
     numbers = np.ones(NUMBERS, np.float32)
     numbers[[24, 27]] = bad
     numbers.tofile(path)

@@ -9,7 +9,7 @@ import pytest
 
 from checks import rows
 from onchip.errors import FormatError
-from onchip.formats.npz import open_npz
+from onchip.formats.arrays.npz import open_npz
 
 X = rows(20, 3)
 METHODS = {

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onchip.errors import InputError
-from onchip.formats.onnx_reader import read_onnx
-from onchip.formats.onnx_writer import write_onnx
+from onchip.formats.onnx.reader import read_onnx
+from onchip.formats.onnx.writer import write_onnx
 from onchip.kernels import reference
 from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node

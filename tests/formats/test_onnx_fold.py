@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from onchip.formats.onnx_tensors import make_tensor
+from onchip.formats.onnx.tensors import make_tensor
 from onchip.network.layers import Linear, Permute, Reshape
 from onchip.network.types import TensorType
 from onnx_models import check_meaning, model, numbers, op, read

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from onchip.errors import FormatError, OnchipError
-from onchip.formats import onnx_reader
-from onchip.formats.onnx_ops.base import READERS
-from onchip.formats.onnx_ops.norm_parts import NORM
-from onchip.formats.onnx_reader import read_onnx
-from onchip.formats.onnx_tensors import make_tensor
-from onchip.formats.onnx_writer import write_onnx
+from onchip.formats.onnx import reader as onnx_reader
+from onchip.formats.onnx.ops.base import READERS
+from onchip.formats.onnx.ops.norm_parts import NORM
+from onchip.formats.onnx.reader import read_onnx
+from onchip.formats.onnx.tensors import make_tensor
+from onchip.formats.onnx.writer import write_onnx
 from onnx_models import F32, SETTINGS, every_layer, image_layers, model, numbers, op, read, refused
 
 
@@ -227,9 +227,9 @@ def test_rows_and_graphs_that_are_too_large(tmp_path):
 
 def test_weights_larger_than_memory(tmp_path, monkeypatch):
     proto = model([op("MatMul", "x w")], {"w": numbers(4, 3)})
-    monkeypatch.setattr("onchip.formats.onnx_tensors.free_memory", lambda: 4 * 48)  # as read and as used, half of it
+    monkeypatch.setattr("onchip.formats.onnx.tensors.free_memory", lambda: 4 * 48)  # as read and as used, half of it
     assert read(tmp_path, proto).parameters == 12
-    monkeypatch.setattr("onchip.formats.onnx_tensors.free_memory", lambda: 4 * 48 - 1)
+    monkeypatch.setattr("onchip.formats.onnx.tensors.free_memory", lambda: 4 * 48 - 1)
     refused(tmp_path, proto, "too many weights", "96 B", "at most 95 B")
 
 

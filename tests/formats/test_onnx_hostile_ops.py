@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onchip.formats.onnx_tensors import make_tensor
+from onchip.formats.onnx.tensors import make_tensor
 from onnx_models import model, numbers, op, refused
 
 BAD_WINDOWS = {

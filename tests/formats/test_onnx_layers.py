@@ -13,9 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from onchip.errors import ShapeError
-from onchip.formats.onnx_ops.base import WRITERS
-from onchip.formats.onnx_reader import read_onnx
-from onchip.formats.onnx_writer import write_onnx
+from onchip.formats.onnx.ops.base import WRITERS
+from onchip.formats.onnx.reader import read_onnx
+from onchip.formats.onnx.writer import write_onnx
 from onchip.kernels import reference
 from onchip.network import layers
 from onchip.network.graph import Network, Node

@@ -8,8 +8,8 @@ from onnx import TensorProto, helper
 
 import onchip
 from onchip.errors import InputError
-from onchip.formats.onnx_reader import read_onnx
-from onchip.formats.onnx_writer import write_onnx
+from onchip.formats.onnx.reader import read_onnx
+from onchip.formats.onnx.writer import write_onnx
 from onchip.kernels import reference
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Reshape, SequenceMax

@@ -10,8 +10,8 @@ import pytest
 from onnx import helper
 
 import onchip
-from onchip.formats.onnx_ops.base import READERS
-from onchip.formats.onnx_reader import read_model
+from onchip.formats.onnx.ops.base import READERS
+from onchip.formats.onnx.reader import read_model
 from onchip.kernels import reference
 from onnx_models import check_meaning, model, numbers, op, refused
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onchip.formats.onnx_tensors import make_tensor
+from onchip.formats.onnx.tensors import make_tensor
 from onchip.kernels import reference
 from onchip.network.layers import Dropout, Reshape
 from onchip.network.types import TensorType

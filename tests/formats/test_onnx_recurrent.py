@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 
 import onchip
-from onchip.formats.onnx_ops.base import READERS
+from onchip.formats.onnx.ops.base import READERS
 from onchip.kernels import reference
 from onchip.network.layers import Recurrent
 from onnx_models import check_meaning, model, numbers, op, read, refused

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onchip.formats.onnx_ops.base import Op
-from onchip.formats.onnx_ops.norm_parts import NORM, join_norms
+from onchip.formats.onnx.ops.base import Op
+from onchip.formats.onnx.ops.norm_parts import NORM, join_norms
 from onchip.network.layers import Add, Gather, GroupNorm, LayerNorm, NearestResize, Pad, ReLU, Reshape, RMSNorm, Slice
 from onnx_models import check_meaning, model, numbers, op, read, refused
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onchip.formats.onnx_ops.base import READERS
-from onchip.formats.onnx_reader import parse_model, read_model
+from onchip.formats.onnx.ops.base import READERS
+from onchip.formats.onnx.reader import parse_model, read_model
 from onchip.kernels import reference
 from onnx_models import check_meaning, model, numbers, op, refused
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onchip.errors import FormatError, ShapeError
-from onchip.formats import rows_text
-from onchip.formats.rows_text import TextWriter, read_rows_text
+from onchip.formats.tables import rows_text
+from onchip.formats.tables.rows_text import TextWriter, read_rows_text
 
 WHITE = st.text(" \n\t\r\v\f", min_size=1, max_size=3)
 NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)

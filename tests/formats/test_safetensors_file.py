@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onchip.errors import FormatError, InputError, OnchipError, OutputError
 from onchip.files import MAX_HEADER_BYTES
 from onchip.formats.graph_json import graph_to_json
-from onchip.formats.safetensors_file import read_safetensors, write_safetensors
+from onchip.formats.weights.safetensors_file import read_safetensors, write_safetensors
 from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import LAYERS, Embedding, Layer, Linear, ReLU, Reshape, Softmax

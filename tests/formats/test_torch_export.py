@@ -9,7 +9,7 @@ import pytest
 
 import onchip
 from onchip.errors import InputError
-from onchip.formats import torch_export
+from onchip.formats.torch import exporter as torch_export
 from onchip.kernels import reference
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ import pytest
 
 import onchip
 from onchip.errors import InputError
-from onchip.formats import torch_module
+from onchip.formats.torch import module as torch_module
 from onchip.kernels import reference
 
 torch = pytest.importorskip("torch")

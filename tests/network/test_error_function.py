@@ -28,7 +28,7 @@ def test_erfc_keeps_its_digits_far_out():
 def test_a_run_whose_kernels_are_kept_loads_no_numba_no_scipy_and_no_onnx():
     code = (
         "import sys; from onchip.cli.main import main; main(['run', 'decode', '--count', '3', '--device', 'cpu']);"
-        "heavy = ('numba', 'scipy', 'onnx', 'sklearn', 'torch', 'onchip.formats.onnx_ops');"
+        "heavy = ('numba', 'scipy', 'onnx', 'sklearn', 'torch', 'onchip.formats.onnx.ops');"
         "print([m for m in heavy if m in sys.modules])"
     )
     for _ in range(2):  # the first may have to compile, and loads what that takes

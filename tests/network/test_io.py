@@ -6,8 +6,8 @@ import pytest
 import onchip
 from checks import random_mlp, rows
 from onchip.errors import InputError
-from onchip.formats.onnx_reader import read_onnx
-from onchip.formats.onnx_writer import write_onnx
+from onchip.formats.onnx.reader import read_onnx
+from onchip.formats.onnx.writer import write_onnx
 from onchip.kernels import reference
 from onchip.network.graph import Network, Node
 from onchip.network.io import IO_DTYPES, with_io

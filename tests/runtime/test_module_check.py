@@ -6,7 +6,7 @@ import pytest
 
 import onchip
 from onchip.errors import InputError
-from onchip.formats import torch_module
+from onchip.formats.torch import module as torch_module
 from onchip.runtime import module_check
 
 torch = pytest.importorskip("torch")

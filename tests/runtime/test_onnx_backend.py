@@ -24,7 +24,7 @@ from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from every_network import PRECISIONS, compile_ahead, different_plans, programs_of
 from onchip.errors import DeviceError, FormatError, InputError
-from onchip.formats.onnx_ops.base import READERS
+from onchip.formats.onnx.ops.base import READERS
 from onchip.network.graph import Network
 from onchip.plan.device import H200
 from onchip.plan.plan import Plan

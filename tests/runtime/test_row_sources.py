@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checks import Rows, random_mlp, rows
 from onchip.errors import FormatError, InputError, ShapeError
-from onchip.formats.arrays import RowSource
+from onchip.formats.arrays.row_files import RowSource
 from onchip.network.types import TensorType
 from onchip.runtime.engine import id_limits
 from onchip.runtime.row_sources import (

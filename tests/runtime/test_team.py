@@ -9,7 +9,7 @@ import pytest
 
 from checks import Rows, random_mlp, rows
 from onchip.errors import DeviceError, InputError, OutputError, RankError
-from onchip.formats.arrays import RowSource
+from onchip.formats.arrays.row_files import RowSource
 from onchip.plan.kernel import Job
 from onchip.plan.plan_json import given_weights, plan_to_json
 from onchip.runtime import follow as follow_file

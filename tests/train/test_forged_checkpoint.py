@@ -12,7 +12,7 @@ import pytest
 
 from checks import rows
 from onchip.errors import FormatError, InputError, KernelError
-from onchip.formats.tensor_file import read_tensors
+from onchip.formats.weights.tensor_file import read_tensors
 from onchip.network.build import mlp
 from onchip.train.loop import fit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onchip.errors import InputError
-from onchip.formats.onnx_shapes import Shapes
+from onchip.formats.onnx.shapes import Shapes
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ Build = Callable[[Subject, int], Forward]  # (what, threads) -> a function that 
 
 
 def subject_of(net: Network) -> Subject:
-    from onchip.formats.onnx_writer import write_onnx
+    from onchip.formats.onnx.writer import write_onnx
 
     return Subject(
         net,

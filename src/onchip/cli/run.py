@@ -154,7 +154,7 @@ def run(
             raise Exit(run_ranks(_parse_ranks(ranks), context.obj, show))
 
     from onchip.files import check_outputs
-    from onchip.formats.csv_writer import check_top, likeliest
+    from onchip.formats.tables.csv_writer import check_top, likeliest
     from onchip.plan.kernel import Job
     from onchip.runtime.engine import apply_io
     from onchip.runtime.follow import follow

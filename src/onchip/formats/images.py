@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from onchip.errors import InputError
-from onchip.formats.arrays import RowWriter
+from onchip.formats.arrays.row_files import RowWriter
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onchip.errors import InputError
-from onchip.formats.safetensors_file import read_safetensors, write_safetensors
 from onchip.formats.unreadable import explain_format
+from onchip.formats.weights.safetensors_file import read_safetensors, write_safetensors
 from onchip.network.graph import Network, check_network
 
 if TYPE_CHECKING:
-    from onchip.formats.onnx_shapes import Shapes
+    from onchip.formats.onnx.shapes import Shapes
 
 
 def _read_onnx(path: Path, shapes: Shapes | None = None) -> Network:
-    from onchip.formats.onnx_reader import read_onnx  # all of ONNX's operators take a while to load
+    from onchip.formats.onnx.reader import read_onnx  # all of ONNX's operators take a while to load
 
     return read_onnx(path, shapes)
 
 
 def _write_onnx(net: Network, path: Path) -> None:
-    from onchip.formats.onnx_writer import write_onnx
+    from onchip.formats.onnx.writer import write_onnx
 
     write_onnx(net, path)
 

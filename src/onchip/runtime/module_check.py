@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from onchip.errors import InputError
-from onchip.formats.torch_module import TorchModule
+from onchip.formats.torch.module import TorchModule
 from onchip.kernels import reference
 from onchip.network.graph import Network
 from onchip.network.recipe import Array

@@ -14,8 +14,8 @@ import onnx
 from onnx.backend.base import Backend, BackendRep
 
 from onchip.errors import DeviceError, FormatError, InputError
-from onchip.formats.onnx_ops.base import READERS
-from onchip.formats.onnx_reader import read_model
+from onchip.formats.onnx.ops.base import READERS
+from onchip.formats.onnx.reader import read_model
 from onchip.network.recipe import Array
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.placement import find_device

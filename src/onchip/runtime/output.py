@@ -23,10 +23,10 @@ from typing import Any
 
 from onchip.errors import FormatError, InputError, OutputError
 from onchip.files import check_writable, open_locked, open_own, write_error
-from onchip.formats.arrays import FlatWriter, NpyWriter, RowWriter, npy_header
-from onchip.formats.csv_writer import CsvWriter
+from onchip.formats.arrays.row_files import FlatWriter, NpyWriter, RowWriter, npy_header
 from onchip.formats.images import BmpWriter, PngWriter, is_image
-from onchip.formats.rows_text import TextWriter
+from onchip.formats.tables.csv_writer import CsvWriter
+from onchip.formats.tables.rows_text import TextWriter
 from onchip.network.graph import Network
 from onchip.network.reading import fields, name_of, show, whole
 from onchip.network.recipe import Array

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from onchip.errors import InputError, ShapeError
-from onchip.formats.arrays import RowSource, open_flat_rows, open_rows
-from onchip.formats.csv_rows import read_csv
-from onchip.formats.npz import open_npz
-from onchip.formats.rows_text import read_rows_text
+from onchip.formats.arrays.npz import open_npz
+from onchip.formats.arrays.row_files import RowSource, open_flat_rows, open_rows
+from onchip.formats.tables.csv_rows import read_csv
+from onchip.formats.tables.rows_text import read_rows_text
 from onchip.network.graph import Network
 from onchip.network.layers import SequenceMax
 from onchip.network.names import did_you_mean
@@ -28,7 +28,7 @@ _PASSED_NUMBERS = 1 << 20  # of random rows that nobody reads, drawn at a time
 
 
 class Source(Protocol):
-    """Rows that are read on request: a file (formats.arrays.RowSource), RandomRows, FittedRows, or the like."""
+    """Rows that are read on request: a file (formats.arrays.row_files.RowSource), RandomRows, FittedRows, or the like."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

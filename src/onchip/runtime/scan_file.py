@@ -13,7 +13,7 @@ import numpy as np
 
 from onchip.errors import FormatError, InputError
 from onchip.files import atomic_write, check_writable
-from onchip.formats.arrays import open_rows
+from onchip.formats.arrays.row_files import open_rows
 from onchip.network.reading import blaming
 from onchip.network.recipe import Array
 from onchip.network.scan_op import ScanOp, check_axis, check_dtype

@@ -18,7 +18,7 @@ import numpy as np
 from onchip.errors import FormatError, InputError
 from onchip.files import check_writable, write_error
 from onchip.formats.graph_json import graph_to_json, parse_json
-from onchip.formats.tensor_file import digest_of, read_tensors, write_tensors
+from onchip.formats.weights.tensor_file import digest_of, read_tensors, write_tensors
 from onchip.network.graph import Network
 from onchip.network.reading import fields, name_of, show, whole
 from onchip.network.recipe import Array, materialise

@@ -14,7 +14,7 @@ from onchip.network.names import did_you_mean
 from onchip.workloads import backprop, decode, digits, faces, scan, sentiment
 
 if TYPE_CHECKING:
-    from onchip.formats.onnx_shapes import Shapes
+    from onchip.formats.onnx.shapes import Shapes
 
 WORKLOADS: dict[str, Callable[[], Network]] = {
     "decode": decode.network, "digits": digits.network, "faces": faces.network, "sentiment": sentiment.network,
@@ -39,7 +39,7 @@ def load(model: Any, example: Any = None, *, shapes: Shapes | None = None) -> Ne
     if held_network(model):
         check_network(model)
     if not is_path:
-        from onchip.formats.torch_module import read_torch, take_module
+        from onchip.formats.torch.module import read_torch, take_module
         from onchip.runtime.module_check import check_module
 
         module = take_module(model, example)

@@ -10,7 +10,7 @@ import numpy as np
 
 from onchip.cache import cache_dir
 from onchip.errors import FormatError
-from onchip.formats.arrays import open_rows
+from onchip.formats.arrays.row_files import open_rows
 from onchip.network.build import mlp
 from onchip.network.graph import Network
 from onchip.network.names import known_name

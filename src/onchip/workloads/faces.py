@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from onchip.errors import InputError
-from onchip.formats.flat_file import FlatTensor, draw_flat, read_flat
+from onchip.formats.weights.flat_file import FlatTensor, draw_flat, read_flat
 from onchip.network.graph import Network, Node
 from onchip.network.layers import BatchNorm2d, ConvTranspose2d, Linear, Permute, ReLU, Reshape, Tanh, ToPixels
 from onchip.network.recipe import Recipe, Weight, transposed

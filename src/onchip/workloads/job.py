@@ -11,14 +11,14 @@ from onchip.errors import InputError
 from onchip.formats.graph_json import graph_to_json
 from onchip.formats.images import is_image
 from onchip.formats.load import no_open_sizes
-from onchip.formats.tensor_file import digest_of
+from onchip.formats.weights.tensor_file import digest_of
 from onchip.network.graph import Network
 from onchip.plan.kernel import Job
 from onchip.plan.plan_json import given_weights, recipes_to_json
 from onchip.workloads import WORKLOADS, faces, load, sentiment
 
 if TYPE_CHECKING:
-    from onchip.formats.onnx_shapes import Shapes
+    from onchip.formats.onnx.shapes import Shapes
 
 WEIGHT_FILES = {"sentiment": "params.bin", "faces": "network.bin"}  # which workloads have one, and its usual name
 

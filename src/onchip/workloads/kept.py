@@ -18,7 +18,7 @@ from typing import Any
 from onchip.cache import private_folder
 from onchip.errors import OutputError
 from onchip.files import atomic_write
-from onchip.formats.arrays import NpyWriter, map_npy
+from onchip.formats.arrays.row_files import NpyWriter, map_npy
 from onchip.network.recipe import Array
 
 VERSION = 1  # of what is kept: another one is another file

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from itertools import pairwise
 
-from onchip.formats.flat_file import FlatTensor, draw_flat, read_flat
+from onchip.formats.weights.flat_file import FlatTensor, draw_flat, read_flat
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Conv1d, Embedding, GlobalMax, Linear, Permute, ReLU, SequenceMax
 from onchip.network.recipe import Weight

@@ -18,8 +18,8 @@ import numpy as np
 
 from onchip.errors import InputError, ShapeError, printable
 from onchip.files import check_memory
-from onchip.formats.arrays import map_npy, open_rows
-from onchip.formats.csv_rows import POSITIONS, csv_columns, is_float, read_csv
+from onchip.formats.arrays.row_files import map_npy, open_rows
+from onchip.formats.tables.csv_rows import POSITIONS, csv_columns, is_float, read_csv
 from onchip.network.recipe import Array
 from onchip.train.order import hold_out
 from onchip.workloads.dataset import Dataset

@@ -1,0 +1,57 @@
+"""Filters along single axes of a row: each number of y is a weighted sum of a few of x that lie around a place."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from onchip.formats.onnx.ops.base import Op
+from onchip.formats.onnx.ops.graph_reader import GraphReader
+from onchip.network.layers import Gather, GlobalSum, Mask, Mul, Reshape
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
+
+_NOTHING = 1e-9  # a weight this small is a 0 that was rounded
+
+
+def filter_along(graph: GraphReader, op: Op, x: str, axis: int, places: Array, weights: Array) -> str:
+    """y[i] = sum over k of weights[k, i] * x[places[k, i]], along an axis, the batch being 0.
+
+    Only what a sum counts reaches it, as a NaN or an infinity times 0 is NaN.
+    """
+    row, taps = graph.types[x].row_shape, weights.shape
+    dtype, name = numpy_dtype(graph.types[x].dtype), f"{op.outputs[0]}_axis{axis}"
+    graph.spend(op, weights.size)
+    chosen = graph.add_step(op, Gather(axis, tuple(places.reshape(-1).tolist())), (x,))
+    chosen = graph.add_step(op, Reshape((*row[: axis - 1], *taps, *row[axis:])), (chosen,))
+    factors = weights.astype(dtype).reshape(*taps, *(1,) * (len(row) - axis))
+    if not factors.all():
+        mask = graph.weight(f"{name}_counts", (factors != 0).astype(dtype))
+        chosen = graph.add_step(op, Mask(), (chosen,), {"mask": mask})
+    scaled = graph.add_step(op, Mul(), (chosen,), {"constant": graph.weight(name, factors)})
+    return graph.add_step(op, GlobalSum((axis,)), (scaled,))
+
+
+def filter_taps(at: Array, n: int, scale: float, a: float | None, within: bool) -> tuple[Array, Array]:
+    """Which of n numbers, and how much of each, make the one that lies at at[i]: both (taps, len(at)).
+
+    scale   below 1, the filter is as much wider
+    a       of a cubic filter; None is a linear one
+    within  places outside count for nothing; else they are the first number, or the last
+    """
+    wide = max(1.0, 1 / scale)
+    reach = math.ceil((1 if a is None else 2) * wide)
+    places = np.floor(at).astype(np.int64) + np.arange(1 - reach, 1 + reach)[:, None]
+    d = np.abs(places - at) / wide
+    if a is None:
+        weights = np.maximum(0, 1 - d)
+    else:
+        near = ((a + 2) * d - (a + 3)) * d * d + 1
+        weights = np.where(d <= 1, near, np.where(d < 2, ((d - 5) * d + 8) * d * a - 4 * a, 0))
+    if within:
+        weights = np.where((places >= 0) & (places < n), weights, 0)
+    weights = weights / weights.sum(axis=0)
+    weights = np.where(np.abs(weights) < _NOTHING, 0, weights)
+    used = weights.any(axis=1)
+    return np.clip(places, 0, n - 1)[used], weights[used]

@@ -1,0 +1,118 @@
+"""GatherElements: a place for each row, as the last step of a sequence or the value of an action.
+
+    x[arange(B), ids] = Gather(Flatten(x, axis 2), Range(0, B) * T + ids)
+
+is another way to say it, of x (B, T, ..): exporters count through all rows of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.formats.onnx.ops.base import Op, reads
+from onchip.formats.onnx.ops.graph_reader import GraphReader, Unfinished
+from onchip.formats.onnx.ops.select import row_axis_of, shape_part
+from onchip.network.layers import Embedding, GlobalSum, Mask, Permute, Reshape, Tile
+from onchip.network.types import BATCH, numpy_dtype
+
+_MOST_PLACES = 1 << 10  # to choose from: a table has the square of it
+
+
+@reads("GatherElements")
+def read_gather_elements(graph: GraphReader, op: Op) -> None:
+    """y[.., k, ..] = x[.., ids[.., k, ..], ..]: a sum over all places, of which the ids leave one, whatever the others
+    hold."""
+    x, ids = graph.value(op), graph.value(op, 1)
+    at = row_axis_of(graph, op, x, op.attribute("axis", 0))
+    row, wanted = list(graph.types[x].row_shape), list(graph.types[ids].row_shape)
+    if [*wanted[:at], row[at], *wanted[at + 1 :]] != row or not 0 < row[at] <= _MOST_PLACES:
+        got, expected = f"{graph.types[x]} by {graph.types[ids]}", f"ids of its shape but for up to {_MOST_PLACES:,}"
+        raise FormatError(f"{op}: shapes do not fit", got=got, expected=expected)
+    node = graph.nodes.get(ids)
+    if node is not None and isinstance(node.layer, Tile) and node.layer.repeats[at] == 1:
+        (ids,) = node.inputs  # the same along other axes
+    graph.hand_out(op, 0, _choose(graph, op, x, ids, at))
+
+
+def _choose(graph: GraphReader, op: Op, x: str, ids: str, at: int) -> str:
+    """x (.., n, ..) by ids (.., k, ..), with 1 where they are the same along an axis."""
+    row = graph.types[x].row_shape
+    table = graph.weight(f"{op.outputs[0]}_places", np.eye(row[at], dtype=numpy_dtype(graph.types[x].dtype)))
+    chosen = graph.add_step(op, Embedding(), (ids,), {"weight": table})  # (.., k, .., n)
+    order = list(range(len(row) + 1))
+    order.insert(at + 2, len(row) + 1)  # (.., k, n, ..)
+    if order != sorted(order):
+        chosen = graph.add_step(op, Permute(tuple(order)), (chosen,))
+    wide = graph.add_step(op, Reshape((*row[:at], 1, *row[at:])), (x,))
+    kept = graph.add_step(op, Mask(), (wide, chosen))
+    return graph.add_step(op, GlobalSum((at + 2,)), (kept,))
+
+
+# -- places that are counted through the batch ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowNumbers(Unfinished):
+    """0, 1, .. for the rows of the batch, times a number, plus ids x (B,) if there are any."""
+
+    times: int
+    expected: ClassVar[str] = "x[arange(B), ids]: a product with a size, a sum with ids, and a Gather by them"
+
+
+@dataclass(frozen=True)
+class FlatRows(Unfinished):
+    """x (B, T, ..) as (B * T, ..)."""
+
+    expected: ClassVar[str] = "a Flatten from axis 1, which mixes no rows of the batch; or x[arange(B), ids]"
+
+
+def reads_row_numbers(graph: GraphReader, op: Op) -> bool:
+    """Whether the node is a part of x[arange(B), ids]; if so, it is done."""
+    if op.kind == "Range":
+        return _begins(graph, op)
+    if op.kind == "Flatten" and op.attribute("axis", 1) == 2 and not graph.one_row and not graph.is_constant(op, 0):
+        graph.begin(op, FlatRows(graph.value(op)))
+        return True
+    found = [graph.unfinished.get(name) for name in op.inputs]
+    numbers = next((one for one in found if isinstance(one, RowNumbers)), None)
+    if numbers is None or op.kind not in ("Add", "Cast", "Gather", "Mul", "Shape"):
+        return False
+    other = 1 - found.index(numbers)
+    if op.kind == "Cast":
+        graph.begin(op, numbers)
+    elif op.kind == "Shape" and numbers.x:
+        graph.add_constant(op, np.array(shape_part(op, graph.types[numbers.x].shape), object))
+    elif op.kind == "Mul" and not numbers.x and graph.is_constant(op, other) and graph.constant(op, other).size == 1:
+        graph.begin(op, RowNumbers("", numbers.times * int(graph.constant(op, other).reshape(()))))
+    elif op.kind == "Add" and not numbers.x and graph.types[graph.value(op, other)].row_shape == ():
+        graph.begin(op, RowNumbers(graph.value(op, other), numbers.times))
+    elif op.kind == "Gather" and isinstance(found[0], FlatRows) and numbers.x and op.attribute("axis", 0) == 0:
+        return _ends(graph, op, found[0].x, numbers)
+    else:
+        return False
+    return True
+
+
+def _begins(graph: GraphReader, op: Op) -> bool:
+    if len(op.inputs) != 3 or not all(graph.is_constant(op, index) for index in range(3)):
+        return False
+    given = [graph.constant_or_shape(op, index).ravel().tolist() for index in range(3)]
+    if given != [[0], [BATCH], [1]]:
+        return False
+    graph.begin(op, RowNumbers("", 1))
+    return True
+
+
+def _ends(graph: GraphReader, op: Op, x: str, numbers: RowNumbers) -> bool:
+    row = graph.types[x].row_shape
+    if not row or row[0] != numbers.times or row[0] > _MOST_PLACES:
+        return False
+    ids = graph.add_step(op, Reshape((1,) * len(row)), (numbers.x,))
+    chosen = _choose(graph, op, x, ids, 0)
+    graph.add(op, Reshape((math.prod(row[1:]),)), (chosen,))
+    return True

@@ -1,0 +1,192 @@
+"""Einsum of one or two operands, as what it is made of: sums along axes, moves, and one product."""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.formats.onnx.ops.base import Op, folds, reads
+from onchip.formats.onnx.ops.graph_reader import GraphReader
+from onchip.network.layers import GlobalSum, Layer, Linear, MatMul, Mul, Permute, Reshape, Slice
+from onchip.network.reading import MAX_RANK, show
+from onchip.network.recipe import Array
+
+
+@folds("Einsum")
+def fold_einsum(graph: GraphReader, op: Op) -> Array:
+    arrays = [graph.constant(op, index) for index in range(len(op.inputs))]
+    terms, made = _parse(op, [array.ndim for array in arrays])
+    axes = [pair for term, array in zip(terms, arrays, strict=True) for pair in zip(term, array.shape, strict=True)]
+    graph.spend(op, math.prod(dict(axes).values()))
+    return np.asarray(np.einsum(f"{','.join(terms)}->{made}", *arrays))
+
+
+@reads("Einsum")
+def read_einsum(graph: GraphReader, op: Op) -> None:
+    constants = [graph.is_constant(op, index) for index in range(len(op.inputs))]
+    x = graph.value(op, constants.index(False))
+    given = [
+        _Operand(graph, op, "", "", graph.weight_constant(op, index, x)) if is_constant
+        else _Operand(graph, op, "", graph.value(op, index), None)
+        for index, is_constant in enumerate(constants)
+    ]  # fmt: skip
+    terms, made = _parse(op, [len(operand.row) + (operand.array is None and not graph.one_row) for operand in given])
+    if not graph.one_row:
+        batch = next(term[:1] for term, is_constant in zip(terms, constants, strict=True) if not is_constant)
+        rest = [term if is_constant else term[1:] for term, is_constant in zip(terms, constants, strict=True)]
+        for place, operand in enumerate(given):
+            if operand.array is not None and rest[place][:1] == batch and len(same := graph.once(operand.array)) == 1:
+                operand.array, rest[place] = same[0], rest[place][1:]  # the same for every row
+        fronts = {term[:1] for term, is_constant in zip(terms, constants, strict=True) if not is_constant}
+        if fronts != {made[:1]} or batch in "".join(rest):
+            got = f"{','.join(terms)}->{made}"
+            raise FormatError(
+                f"{op} would mix the rows of the batch", got=got, expected="the batch in front, once each"
+            )
+        terms, made = rest, made[1:]
+    for operand, term in zip(given, terms, strict=True):
+        operand.name_axes(term)
+    for place, operand in enumerate(given):
+        others = given[1 - place].letters if len(given) > 1 else ""
+        operand.sum_but({*made, *others})
+    whole = given[0] if len(given) == 1 else _multiplied(given, made)
+    whole.turn(made)
+    graph.hand_out(op, 0, whole.value)
+
+
+def _parse(op: Op, ranks: list[int]) -> tuple[list[str], str]:
+    """A letter for each axis of every operand, and of the result; axes of an ellipsis get letters of their own."""
+    given = op.attribute("equation", b"").decode(errors="replace").replace(" ", "")
+    left, arrow, made = given.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(ranks) or not 1 <= len(terms) <= 2:
+        expected = "one or two operands, a term for each"
+        raise FormatError(f"{op}: bad equation", got=f"{show(given)} of {len(ranks)}", expected=expected)
+    unused = [letter for letter in string.ascii_letters if letter not in given][:MAX_RANK]
+    widest = 0
+    for place, (term, rank) in enumerate(zip(terms, ranks, strict=True)):
+        hidden = rank - len(term.replace("...", ""))
+        if not re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", term) or hidden < 0 or (hidden and "..." not in term):
+            raise FormatError(f"{op}: bad equation", got=f"{show(given)}, {rank} axes", expected="a letter an axis")
+        widest = max(widest, hidden)
+        terms[place] = term.replace("...", "".join(unused[len(unused) - hidden :]))
+    ellipsis = "".join(unused[len(unused) - widest :])
+    if not arrow:  # letters that stand once, in the order of the alphabet
+        together = "".join(terms)
+        once = sorted(letter for letter in set(together) - set(ellipsis) if together.count(letter) == 1)
+        return terms, ellipsis + "".join(once)
+    made = made.replace("...", ellipsis)
+    if len(set(made)) < len(made) or not set(made) <= set("".join(terms)):
+        raise FormatError(f"{op}: bad equation", got=show(given), expected="a result of letters that are there, once")
+    return terms, made
+
+
+@dataclass
+class _Operand:
+    """A value or a constant, and the letters of its axes, but for the batch; methods change how it lies."""
+
+    graph: GraphReader
+    op: Op
+    letters: str
+    value: str
+    array: Array | None
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        return self.graph.types[self.value].row_shape if self.array is None else self.array.shape
+
+    def sizes(self, letters: str) -> list[int]:
+        return [self.row[self.letters.index(letter)] for letter in letters]
+
+    def name_axes(self, letters: str) -> None:
+        """Where a letter stands twice, its diagonal is taken: of a matrix in one row, every (n + 1)th number."""
+        self.letters = letters
+        while twice := next((letter for letter in self.letters if self.letters.count(letter) > 1), ""):
+            first, last = self.letters.index(twice), self.letters.rindex(twice)
+            n, others = self.row[first], [axis for axis in range(len(self.letters)) if axis not in (first, last)]
+            if self.row[last] != n:
+                raise FormatError(f"{self.op}: sizes differ", got=str(list(self.row)), expected=f"twice {n}")
+            self._permute([*others, first, last])
+            kept = list(self.row[:-2])
+            self.reshape([*kept, n * n])
+            zeros, ones = (0,) * len(kept), (1,) * len(kept)
+            if self.array is None:
+                self._become(Slice((*zeros, 0), (*kept, n), (*ones, n + 1)))
+            else:
+                self.array = self.array[..., :: n + 1]
+            self.letters = "".join(self.letters[axis] for axis in others) + twice
+
+    def sum_but(self, kept: set[str]) -> None:
+        gone = tuple(axis for axis, letter in enumerate(self.letters) if letter not in kept)
+        if gone and self.array is not None:
+            self.array = self.array.sum(axis=gone, dtype=np.float64).astype(self.array.dtype)
+        elif gone:
+            self._become(GlobalSum(tuple(axis + 1 for axis in gone)))
+        self.letters = "".join(letter for letter in self.letters if letter in kept)
+
+    def turn(self, letters: str) -> None:
+        self._permute([self.letters.index(letter) for letter in letters])
+        self.letters = letters
+
+    def reshape(self, row: Sequence[int]) -> None:
+        if self.array is not None:
+            self.array = self.array.reshape(row)
+        elif tuple(row) != self.row:
+            self._become(Reshape(tuple(row)))
+
+    def _permute(self, order: list[int]) -> None:
+        if self.array is not None:
+            self.array = self.array.transpose(order)
+        elif order != sorted(order):
+            self._become(Permute((0, *(axis + 1 for axis in order))))
+
+    def _become(self, layer: Layer) -> None:
+        self.value = self.graph.add_step(self.op, layer, (self.value,))
+
+
+def _multiplied(given: list[_Operand], made: str) -> _Operand:
+    """Where a letter of both is summed over, a product of matrices, a stack of them for each other letter of both; else
+    number by number."""
+    a, b = given if given[0].array is None else given[::-1]
+    shared = "".join(letter for letter in a.letters if letter in b.letters)
+    if a.sizes(shared) != b.sizes(shared):
+        got = f"{list(a.row)} and {list(b.row)}"
+        raise FormatError(f"{a.op}: sizes differ", got=got, expected=f"the same where {shared} stand")
+    summed = "".join(letter for letter in shared if letter not in made)
+    if not summed:
+        for one in (a, b):
+            one.turn("".join(letter for letter in made if letter in one.letters))
+            sizes = dict(zip(one.letters, one.row, strict=True))
+            one.reshape([sizes.get(letter, 1) for letter in made])
+        return _combined(Mul(), a, b, "constant", made)
+    stack = "".join(letter for letter in shared if letter in made)
+    own_a, own_b = ("".join(letter for letter in one.letters if letter not in shared) for one in (a, b))
+    front, rows, columns, K = a.sizes(stack), a.sizes(own_a), b.sizes(own_b), math.prod(a.sizes(summed))
+    a.turn(stack + own_a + summed)
+    if b.array is not None and not stack:
+        b.turn(own_b + summed)
+        a.reshape([*rows, K])
+        b.reshape([math.prod(columns), K])
+        whole = _combined(Linear(), a, b, "weight", own_a + own_b)
+    else:
+        b.turn(stack + summed + own_b)
+        a.reshape([*front, math.prod(rows), K])
+        b.reshape([*front, K, math.prod(columns)])
+        whole = _combined(MatMul(), a, b, "constant", stack + own_a + own_b)
+    whole.reshape([*front, *rows, *columns])
+    return whole
+
+
+def _combined(layer: Layer, a: _Operand, b: _Operand, role: str, letters: str) -> _Operand:
+    graph, op = a.graph, a.op
+    if b.array is None:
+        return _Operand(graph, op, letters, graph.add_step(op, layer, (a.value, b.value)), None)
+    name = next(name for index, name in enumerate(op.inputs) if graph.is_constant(op, index))
+    made = graph.add_step(op, layer, (a.value,), {role: graph.weight(name, b.array)})
+    return _Operand(graph, op, letters, made, None)

@@ -1,0 +1,88 @@
+"""Layers of constants alone: learned queries and tokens that a network normalises before any row meets them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.formats.onnx.ops.base import Op, folds
+from onchip.formats.onnx.ops.graph_reader import GraphReader
+from onchip.network.error_function import erf
+from onchip.network.reading import show
+from onchip.network.recipe import Array
+from onchip.network.types import BATCH
+
+_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+    "Relu": lambda x: np.maximum(x, 0),
+    "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "Tanh": np.tanh,
+    "Softplus": lambda x: np.logaddexp(0, x),
+}
+
+
+@folds(*_FUNCTIONS)
+def fold_activation(graph: GraphReader, op: Op) -> Array:
+    array = graph.constant(op, 0)
+    graph.spend(op, array.size)
+    return _FUNCTIONS[op.kind](array.astype(np.float64)).astype(array.dtype)
+
+
+@folds("Gelu")
+def fold_gelu(graph: GraphReader, op: Op) -> Array:
+    array = graph.constant(op, 0)
+    graph.spend(op, array.size)
+    x = array.astype(np.float64)
+    if op.attribute("approximate", b"none") == b"tanh":
+        inside = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    else:
+        inside = erf(x / math.sqrt(2))
+    return np.asarray(0.5 * x * (1 + inside), array.dtype)
+
+
+@folds("Softmax", "LogSoftmax")
+def fold_softmax(graph: GraphReader, op: Op) -> Array:
+    array, is_new = graph.constant(op, 0), graph.opset >= 13
+    graph.spend(op, array.size)
+    axis = op.attribute("axis", -1 if is_new else 1)
+    along = axis if is_new else tuple(range(axis % max(array.ndim, 1), array.ndim))  # it was all axes from there on
+    x = array.astype(np.float64)
+    x = x - x.max(along, keepdims=True)
+    total = np.exp(x).sum(along, keepdims=True)
+    return np.asarray(np.exp(x) / total if op.kind == "Softmax" else x - np.log(total), array.dtype)
+
+
+@folds("LayerNormalization", "RMSNormalization")
+def fold_norm(graph: GraphReader, op: Op) -> Array:
+    array = graph.constant(op, 0)
+    graph.spend(op, array.size)
+    if any(graph.readers[name] for name in op.outputs[1:] if name):
+        got, expected = ", ".join(op.outputs), "one output that is read"
+        raise FormatError(f"{op} gives out its mean or deviation", got=got, expected=expected)
+    axis, x = op.attribute("axis", -1), array.astype(np.float64)
+    if not -array.ndim <= axis < array.ndim:
+        raise FormatError(f"{op}: axis out of range", got=f"axis {axis}", expected=f"up to {array.ndim - 1}")
+    along = tuple(range(axis % array.ndim, array.ndim))
+    if op.kind == "LayerNormalization":
+        x = x - x.mean(along, keepdims=True)
+    x = x / np.sqrt((x * x).mean(along, keepdims=True) + op.number("epsilon", 1e-5))
+    for index, function in ((1, np.multiply), (2, np.add)):
+        if graph.has(op, index):
+            x = np.broadcast_to(function(x, graph.constant(op, index)), array.shape)
+    return x.astype(array.dtype)
+
+
+@folds("Tile")
+def fold_tile(graph: GraphReader, op: Op) -> Array:
+    """A constant that is repeated for every row of the batch has 1 in the batch's place."""
+    array, given = graph.constant(op, 0), graph.constant_or_shape(op, 1).ravel().tolist()
+    if len(given) != array.ndim or BATCH in given[1:] or (BATCH in given[:1] and array.shape[0] != 1):
+        got, expected = f"{array.shape} times {show(given)}", "a number an axis, the batch in the place of a 1"
+        raise FormatError(f"{op}: bad repeats", got=got, expected=expected)
+    repeats = [1 if count == BATCH else int(count) for count in given]
+    if min(repeats, default=0) < 0:
+        raise FormatError(f"{op}: bad repeats", got=show(given), expected="at least 0 each")
+    graph.spend(op, array.size * math.prod(repeats))
+    return np.tile(array, repeats)

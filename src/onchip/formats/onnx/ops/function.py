@@ -1,0 +1,145 @@
+"""Abs, Sign, Sqrt, Exp, Log, Sin, Cos, Atan, Erf, Floor and others, and powers: of values, and of constants."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+
+from onchip.formats.onnx.ops.base import Op, folds, reads, writes
+from onchip.formats.onnx.ops.combine import combine, operands
+from onchip.formats.onnx.ops.graph_reader import GraphReader
+from onchip.formats.onnx.ops.graph_writer import GraphWriter
+from onchip.network.error_function import erf
+from onchip.network.graph import Node
+from onchip.network.layers import (
+    Abs,
+    Add,
+    Atan,
+    Cast,
+    Ceil,
+    Cos,
+    Div,
+    Erf,
+    Exp,
+    Floor,
+    Greater,
+    Layer,
+    Log,
+    Max,
+    Mul,
+    Pow,
+    Reciprocal,
+    Round,
+    Sign,
+    Sin,
+    Sqrt,
+    Sub,
+)
+from onchip.network.layers.cast import CastTo
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
+
+_FUNCTIONS: dict[str, tuple[type[Layer], Callable[[Array], Array]]] = {
+    "Abs": (Abs, np.abs),
+    "Sign": (Sign, np.sign),
+    "Sqrt": (Sqrt, np.sqrt),
+    "Reciprocal": (Reciprocal, np.reciprocal),
+    "Exp": (Exp, np.exp),
+    "Log": (Log, np.log),
+    "Sin": (Sin, np.sin),
+    "Cos": (Cos, np.cos),
+    "Atan": (Atan, np.arctan),
+    "Erf": (Erf, erf),
+    "Floor": (Floor, np.floor),
+    "Ceil": (Ceil, np.ceil),
+    "Round": (Round, np.rint),
+}  # each has ONNX's name
+
+
+@reads(*_FUNCTIONS)
+def read_function(graph: GraphReader, op: Op) -> None:
+    x = graph.value(op)
+    if op.kind == "Abs" and graph.types[x].dtype.startswith("int"):
+        minus = graph.weight("minus_one", np.array(-1, numpy_dtype(graph.types[x].dtype)))
+        graph.add(op, Max(), (x, graph.add_step(op, Mul(), (x,), {"constant": minus})))
+    elif op.kind == "Sign" and "int" in graph.types[x].dtype:  # what is above 0 less what is below
+        zero = graph.weight("zero", np.zeros((), numpy_dtype(graph.types[x].dtype)))
+        above, below = (graph.add_step(op, Greater(), (x,), {role: zero}) for role in ("constant", "first"))
+        graph.add(op, Sub(), (above, below))
+    else:
+        graph.add(op, _FUNCTIONS[op.kind][0](), (x,))
+
+
+@folds(*_FUNCTIONS, "Neg")
+def fold_function(graph: GraphReader, op: Op) -> Array:
+    array = graph.constant(op, 0)
+    graph.spend(op, array.size)
+    function = np.negative if op.kind == "Neg" else _FUNCTIONS[op.kind][1]
+    return np.asarray(function(array), array.dtype)
+
+
+@writes(*(layer for layer, _ in _FUNCTIONS.values()))
+def write_function(graph: GraphWriter, node: Node) -> None:
+    graph.emit(node.layer.kind, node, [graph.value(node)])
+
+
+@reads("Tan", "Sinh", "Cosh")
+def read_quotient(graph: GraphReader, op: Op) -> None:
+    """Tan: the sine over the cosine; the others: half of exp(x) and of exp(-x), one plus or less the other."""
+    x = graph.value(op)
+    if op.kind == "Tan":
+        graph.add(op, Div(), (graph.add_step(op, Sin(), (x,)), graph.add_step(op, Cos(), (x,))))
+        return
+    half = graph.weight("half", np.array(0.5, numpy_dtype(graph.types[x].dtype)))
+    up = graph.add_step(op, Mul(), (graph.add_step(op, Exp(), (x,)),), {"constant": half})
+    quarter = graph.weight("quarter", np.array(0.25, numpy_dtype(graph.types[x].dtype)))
+    down = graph.add_step(op, Div(), (up,), {"first": quarter})  # a quarter over half of exp(x)
+    graph.add(op, Sub() if op.kind == "Sinh" else Add(), (up, down))
+
+
+@reads("Asin", "Acos")
+def read_angle(graph: GraphReader, op: Op) -> None:
+    """The angle of a tangent: x / sqrt(1 - x^2) = x / sqrt((1 - x) (1 + x)), or a right angle less that."""
+    x = graph.value(op)
+    dtype = numpy_dtype(graph.types[x].dtype)
+    one, right = graph.weight("plus_one", np.ones((), dtype)), graph.weight("right_angle", np.array(np.pi / 2, dtype))
+    sides = graph.add_step(op, Sub(), (x,), {"first": one}), graph.add_step(op, Add(), (x,), {"constant": one})
+    height = graph.add_step(op, Sqrt(), (graph.add_step(op, Mul(), sides),))
+    tangent = graph.add_step(op, Div(), (x, height))
+    if op.kind == "Asin":
+        graph.add(op, Atan(), (tangent,))
+    else:
+        graph.add(op, Sub(), (graph.add_step(op, Atan(), (tangent,)),), {"first": right})
+
+
+@reads("Pow")
+def read_pow(graph: GraphReader, op: Op) -> None:
+    """To the power of 2, 3 and -1 by products and a quotient, which are quicker and more exact."""
+    values, constants = operands(graph, op, same_dtype=False)
+    if 1 in constants and constants[1].size == 1 and 0 in values:
+        x, power = values[0], float(constants[1].reshape(-1)[0])
+        shape = graph.shape(x)
+        if constants[1].ndim <= len(shape) and "float" in graph.types[x].dtype:
+            if power in (2, 3):
+                graph.add(op, Mul(), (x,) * int(power))
+                return
+            if power == 1:
+                graph.pass_on(op)
+                return
+            if power == -1:
+                graph.add(op, Reciprocal(), (x,))
+                return
+    base = constants[0].dtype.name if 0 in constants else graph.types[values[0]].dtype
+    if 1 in constants:  # an exponent may be of any dtype
+        constants[1] = constants[1].astype(numpy_dtype(base))
+    elif graph.types[values[1]].dtype != base and base in typing.get_args(CastTo):
+        values[1] = graph.add_step(op, Cast(cast(CastTo, base)), (values[1],))
+    combine(graph, op, Pow(), values, constants)
+
+
+@writes(Pow)
+def write_pow(graph: GraphWriter, node: Node) -> None:
+    graph.emit("Pow", node, [*graph.weights(node, "first"), *graph.inputs(node), *graph.weights(node, "constant")])

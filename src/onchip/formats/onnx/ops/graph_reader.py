@@ -1,0 +1,353 @@
+"""GraphReader: the network that readers add their layers to."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.formats.onnx.ops.base import READERS, Op
+from onchip.formats.onnx.tensors import TEXT, TensorReader
+from onchip.network.graph import Node
+from onchip.network.layers import Layer, Permute, Reshape
+from onchip.network.reading import MAX_RANK, show
+from onchip.network.recipe import Array
+from onchip.network.types import BATCH, Dim, TensorType
+
+MAX_ROW = 1 << 28  # numbers in a row of any value: attributes of a few bytes can ask for far more than memory holds
+MOST_APART = 6  # axes of a Permute that have other neighbours than before
+MAX_FOLDED = 1 << 24  # numbers that operators on constants make, in all: a few nodes can double one again and again
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """What a node made that becomes a layer only with the nodes behind it."""
+
+    x: str  # our name of the value it is made of
+    expected: ClassVar[str]  # what has to follow
+    hint: ClassVar[str] = "end the network with a whole layer, the batch first"  # where nothing does
+
+    def finish(self, graph: GraphReader, op: Op | None) -> str | None:
+        """The name of the value that it is already, if it is one; it may add layers for `op`, or for the network."""
+        return None
+
+
+class GraphReader:
+    """A network in the making. Handlers ask it about values and constants and add their layers to it.
+
+    The first axis of the file's values is the batch. With `one_row` it is not: everything in the file is one row, and
+    its axes stand behind a batch that the file does not know.
+    """
+
+    def __init__(
+        self,
+        opset: int,
+        batch: int | None,
+        one_row: bool,
+        inputs: Mapping[str, TensorType],
+        constants: Mapping[str, Any],
+        ops: Sequence[Op],
+        outputs: Sequence[str],
+        tensors: TensorReader,
+    ) -> None:
+        self.opset = opset
+        self.batch = batch  # rows that the file fixes, if it does
+        self.one_row = one_row
+        self.values = {name: name for name in inputs}  # ONNX's name of a value -> ours
+        self.types = dict(inputs)  # by our names, as everything below
+        self.nodes: dict[str, Node] = {}
+        self.weights: dict[str, Array] = {}
+        self.readers = Counter(name for op in ops for name in op.inputs) + Counter(outputs)
+        self.unfinished: dict[str, Unfinished] = {}  # by ONNX's name
+        # ONNX name -> TensorProto, or array once it was read. A shape is an array of objects: sizes, and BATCH.
+        self._constants = dict(constants)
+        self._origins: dict[str, str] = {}  # folded constant -> the initializer it is another view of
+        self._op_names = {op.name for op in ops}
+        self._named: Counter[str] = Counter()  # how many names of a kind were tried
+        self._kept: dict[tuple[str, str], str] = {}  # (weight's name, digest) -> the name it is kept under
+        self._tensors = tensors
+        self._folded = 0
+
+    # -- what handlers ask ---------------------------------------------------------------------------------
+
+    def has(self, op: Op, index: int) -> bool:
+        return index < len(op.inputs) and op.inputs[index] != ""
+
+    def is_constant(self, op: Op, index: int) -> bool:
+        return self.has(op, index) and op.inputs[index] in self._constants
+
+    def value(self, op: Op, index: int = 0) -> str:
+        """Our name for the value that the node reads there; it depends on the network's input."""
+        if not self.has(op, index):
+            raise FormatError(f"{op} has too few inputs", got=str(len(op.inputs)), expected=f"{index + 1} at least")
+        name = op.inputs[index]
+        if name in self._constants:
+            raise FormatError(f"{op}: input {index} is a constant", got=show(name), expected="a value of the network")
+        if name in self.unfinished and not self.finish(name, op):
+            raise FormatError(f"{op} cannot follow", got=show(name), expected=self.unfinished[name].expected)
+        if name not in self.values:
+            raise FormatError(f"{op} reads {show(name)}, which nothing before it makes", expected="nodes in order")
+        return self.values[name]
+
+    def constant(self, op: Op, index: int) -> Array:
+        """The array of an initializer or Constant that the node reads there."""
+        array = self.constant_or_shape(op, index)
+        if array.dtype == object:
+            if BATCH in array.ravel().tolist():
+                got = f"input {index}: {show(array.tolist())}"
+                raise FormatError(f"{op} would depend on the batch", got=got, expected="sizes of a row")
+            array = array.astype(np.int64)
+        return array
+
+    def constant_or_shape(self, op: Op, index: int) -> Array:
+        """The same, but sizes that came out of a Shape may have BATCH among them."""
+        if not self.is_constant(op, index):
+            got = show(op.inputs[index]) if self.has(op, index) else "nothing"
+            raise FormatError(f"{op}: input {index} must be a constant", got=got, expected="initializer or Constant")
+        name = op.inputs[index]
+        if not isinstance(self._constants[name], np.ndarray):
+            self._constants[name] = self._tensors.read(self._constants[name], name)
+        return cast(Array, self._constants[name])
+
+    def text_count(self, op: Op, index: int) -> int:
+        """How many texts the node reads there as a constant; 0 if it reads something else."""
+        tensor = self._constants.get(op.inputs[index]) if self.has(op, index) else None
+        is_text = getattr(tensor, "data_type", 0) == TEXT
+        return len(tensor.string_data) if tensor is not None and is_text else 0
+
+    def is_number(self, op: Op, index: int, number: float) -> bool:
+        """Whether the node reads this number there, a constant."""
+        array = self.constant(op, index) if self.is_constant(op, index) else None
+        return array is not None and array.size == 1 and float(array.reshape(())) == number
+
+    def tensor(self, op: Op, name: str) -> Array:
+        """An attribute that holds numbers."""
+        given = op.attributes.get(name)
+        if not hasattr(given, "dims"):
+            raise FormatError(f"{op}: bad attribute '{name}'", got=show(given), expected="a tensor")
+        return self._tensors.read(given, name)
+
+    def weight_constant(self, op: Op, index: int, x: str) -> Array:
+        """A constant that meets the value x in arithmetic, so it has its dtype."""
+        array = self.constant(op, index)
+        if array.dtype.name != self.types[x].dtype:
+            raise FormatError(f"{op} mixes dtypes", got=array.dtype.name, expected=self.types[x].dtype)
+        return array
+
+    def once(self, array: Array, axis: int = 0) -> Array:
+        """A constant that a file of a fixed batch repeats for every row of it, with 1 along that axis."""
+        if self.batch is None or array.shape[axis : axis + 1] != (self.batch,):
+            return array
+        first = array.take([0], axis)
+        return first if np.array_equal(array, np.broadcast_to(first, array.shape)) else array
+
+    def ints(self, op: Op, index: int, most: int = MAX_RANK) -> list[int]:
+        """A constant that lists axes, sizes or places."""
+        array = self.constant(op, index)
+        if array.ndim > 1 or array.dtype not in (np.int64, np.int32) or array.size > most:
+            got, expected = f"{array.dtype.name} {array.shape}", f"up to {most} ints"
+            raise FormatError(f"{op}: bad input {index}", got=got, expected=expected)
+        return [int(n) for n in array.ravel()]
+
+    def axes(self, op: Op, since: int) -> list[int] | None:
+        """The node's axes, an attribute before opset `since` and input 1 from then on; None if it names none."""
+        if self.opset < since:
+            return op.sizes("axes", []) if "axes" in op.attributes else None
+        return self.ints(op, 1) if self.has(op, 1) else None
+
+    def new_axes(self, op: Op) -> list[int]:
+        """The axes that an Unsqueeze adds, which it must name."""
+        axes = self.axes(op, since=13)
+        if axes is None:
+            raise FormatError(f"{op} names no axes", got=f"{len(op.inputs)} inputs", expected="axes")
+        return axes
+
+    def shape(self, x: str) -> tuple[Dim, ...]:
+        """The value's shape as the file sees it."""
+        return self.types[x].shape[1:] if self.one_row else self.types[x].shape
+
+    def axis(self, op: Op, x: str, axis: int) -> int:
+        """The file's axis of a value counted from the front, as the network counts: the batch is 0."""
+        rank = len(self.shape(x))
+        if not -rank <= axis < rank:
+            raise FormatError(f"{op}: axis out of range", got=f"axis {axis}", expected=f"{-rank} to {rank - 1}")
+        return axis % rank + self.one_row
+
+    def need_channels(self, op: Op, x: str, least: int) -> None:
+        """FormatError where the value is not [B, C, ...] with at least that many axes."""
+        if self.one_row or len(self.types[x].shape) < least:
+            raise FormatError(f"{op} needs batch and channels in front", got=str(self.types[x]), expected="[B, C, ...]")
+
+    # -- what handlers answer ------------------------------------------------------------------------------
+
+    def add(
+        self, op: Op, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str] | None = None, output: int = 0
+    ) -> None:
+        """A layer that makes the node's output, or that one of several."""
+        self._make(op, op.outputs[output], self.values, self._add(op, op.name, layer, inputs, weights or {}))
+
+    def add_step(
+        self, op: Op | None, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str] | None = None
+    ) -> str:
+        """A layer on the way to the node's output, or to the network's; its name."""
+        return self._add(op, "", layer, inputs, weights or {})
+
+    def add_named(self, op: Op, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str]) -> str:
+        """The same, under the node's name: it makes most of an output that is seen in another way."""
+        return self._add(op, op.name, layer, inputs, weights)
+
+    def _add(self, op: Op | None, name: str, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str]) -> str:
+        kind, own = (op.kind, op.name) if op else (layer.kind, "")
+        while not name or name in self.types or (name != own and name in self._op_names):
+            self._named[kind] += 1
+            name = f"{kind.lower()}{self._named[kind]}"
+        if isinstance(layer, Permute) and len(set(layer.axes)) == len(layer.axes):
+            *first, last = _moves(layer.axes)
+            for axes in first:
+                inputs = (self._add(op, "", Permute(axes), inputs, {}),)
+            layer = Permute(last)
+        node = Node(name, layer, inputs, weights)
+        arrays = {role: self.weights[weight] for role, weight in node.weights.items()}
+        roles = {role: TensorType(array.shape, array.dtype.name) for role, array in arrays.items()}
+        made = layer.infer(tuple(self.types[value] for value in inputs), roles)
+        if made.row_size > MAX_ROW:
+            raise FormatError(
+                f"{op or name}: rows are too large", got=str(made), expected=f"at most {MAX_ROW:,} numbers a row"
+            )
+        self.types[name], self.nodes[name] = made, node
+        return name
+
+    def reshape(self, op: Op, shape: Sequence[Dim]) -> Reshape:
+        """The layer that gives rows another shape, which is the file's: the batch, or -1 for it, stays in front."""
+        if not self.one_row:
+            first, *shape = shape or [0]
+            if first not in (BATCH, -1, self.batch):
+                raise FormatError(
+                    f"{op}: the first size must be the batch", got=show([first, *shape]),
+                    expected="0, -1 or the batch that the graph's input has",
+                    hint="a reshape that keeps the batch: x.flatten(1) or x.reshape(x.shape[0], ...) in torch",
+                )  # fmt: skip
+            if first == -1 and -1 in shape:
+                raise FormatError(f"{op}: two sizes are -1", got=show([first, *shape]), expected="one at most")
+        if BATCH in shape:
+            raise FormatError(f"{op} would mix the rows of the batch", got=show(list(shape)), expected="the batch once")
+        return Reshape(tuple(int(d) for d in shape))
+
+    def begin(self, op: Op, part: Unfinished, index: int = 0) -> None:
+        """The node's output is part of a layer that later nodes complete."""
+        self._make(op, op.outputs[index], self.unfinished, part)
+
+    def finish(self, name: str, op: Op | None = None) -> bool:
+        """Whether what is unfinished under ONNX's name is a value as it is; if so, it is one from now on."""
+        if (value := self.unfinished[name].finish(self, op)) is None:
+            return False
+        del self.unfinished[name]
+        self.values[name] = value
+        return True
+
+    def part(self, op: Op, kind: str, inputs: Sequence[str], **attributes: object) -> str:
+        """Read another operator on the way to the node's output; names of values, given and made, are ONNX's."""
+        if kind not in READERS:
+            raise FormatError(f"{op} needs an operator that onchip does not have", got=kind, expected="another layer")
+        READERS[kind](self, Op(kind, "", tuple(inputs), (made := self._fresh(op, kind),), attributes))
+        return made
+
+    def part_constant(self, op: Op, array: Array) -> str:
+        """ONNX's name of an array that a part of the node reads."""
+        self._make(op, made := self._fresh(op, "constant"), self._constants, array)
+        return made
+
+    def part_value(self, op: Op, value: str) -> str:
+        """The same of a value."""
+        self._make(op, made := self._fresh(op, "value"), self.values, value)
+        return made
+
+    def _fresh(self, op: Op, kind: str) -> str:
+        self._named["part"] += 1
+        return f"{op.outputs[0]}/{kind}/{self._named['part']}"
+
+    def pass_on(self, op: Op, index: int = 0) -> None:
+        """The node's output is its input, value or constant."""
+        source, made = op.inputs[index] if self.has(op, index) else "", op.outputs[0]
+        if source in self._constants:
+            self._make(op, made, self._constants, self._constants[source])
+        else:
+            self._make(op, made, self.values, self.value(op, index))
+            self.readers[made] += self.readers[source] - 1
+
+    def add_constant(self, op: Op, tensor: Any, origin: str = "") -> None:
+        """The node's output is this array or TensorProto; `origin` is the constant that it only rearranges."""
+        self._make(op, op.outputs[0], self._constants, tensor)
+        if origin:
+            self._origins[op.outputs[0]] = self._origins.get(origin, origin)
+
+    def hand_out(self, op: Op, index: int, value: str) -> None:
+        """The node's output with this number is a value that is already there."""
+        self._make(op, op.outputs[index], self.values, value)
+
+    def spend(self, op: Op, numbers: int) -> None:
+        """Count numbers that an operator on constants is about to make."""
+        self._folded += numbers
+        if self._folded > MAX_FOLDED:
+            got, expected = f"{self._folded:,} numbers by now", f"at most {MAX_FOLDED:,}"
+            raise FormatError(f"{op}: too much arithmetic on constants", got=got, expected=expected)
+
+    def add_weights(self, node: str, weights: Mapping[str, str]) -> None:
+        """Give more weights to a layer that is already there."""
+        self.nodes[node] = dataclasses.replace(self.nodes[node], weights={**self.nodes[node].weights, **weights})
+
+    def weight(self, name: str, array: Array) -> str:
+        """Keep `array` as a weight called `name`, or 'name_2' ... if that one holds other numbers."""
+        array, name = np.ascontiguousarray(array).reshape(array.shape), self._origins.get(name, name)
+        if name in self.weights:  # seldom, so only then are numbers compared
+            self._kept.setdefault((name, _digest(self.weights[name])), name)
+            key = (name, _digest(array))
+            if key in self._kept:
+                return self._kept[key]
+            while name in self.weights:
+                self._named[key[0]] += 1
+                name = f"{key[0]}_{self._named[key[0]] + 1}"
+            self._kept[key] = name
+        self._tensors.charge(array.nbytes)
+        self.weights[name] = array
+        return name
+
+    def _make(self, op: Op, made: str, table: dict[str, Any], content: Any) -> None:
+        if not made or made in self.values or made in self._constants or made in self.unfinished:
+            raise FormatError(f"{op}: its output has no name of its own", got=show(made), expected="a new name")
+        table[made] = content
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def needed_nodes(self, outputs: Sequence[str]) -> tuple[Node, ...]:
+        """The layers that the outputs depend on, in order."""
+        needed = set(outputs)
+        for name, node in reversed(self.nodes.items()):
+            if name in needed:
+                needed.update(node.inputs)
+        return tuple(node for name, node in self.nodes.items() if name in needed)
+
+
+def _moves(axes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The same order of axes by moves that kernels can do at once: one axis to its place after the other, until few
+    are left that stand apart."""
+    moves = []
+    while 1 + sum(b != a + 1 for a, b in itertools.pairwise(axes)) > MOST_APART:
+        place = next(place for place, axis in enumerate(axes) if axis != place)
+        rest = [axis for axis in range(place, len(axes)) if axis != axes[place]]
+        moves.append((*range(place), axes[place], *rest))
+        axes = tuple(moves[-1].index(axis) for axis in axes)
+    return [*moves, axes]
+
+
+def _digest(array: Array) -> str:
+    digest = hashlib.sha256(f"{array.dtype}{array.shape}".encode())
+    digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

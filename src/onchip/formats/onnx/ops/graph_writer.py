@@ -1,0 +1,112 @@
+"""GraphWriter: the ONNX graph that writers add their nodes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.formats.onnx.tensors import make_tensor
+from onchip.network.graph import Network, Node
+from onchip.network.names import free_name
+from onchip.network.recipe import Array, Made, materialise
+from onchip.network.types import numpy_dtype
+
+
+class OpsetError(InputError):
+    """A layer that only a newer opset can say."""
+
+
+class GraphWriter:
+    """An ONNX graph in the making. Names are kept where ONNX, which has one space for them, lets them be."""
+
+    def __init__(self, net: Network, opset: int) -> None:
+        self.net = net
+        self.opset = opset
+        self.nodes: list[Any] = []
+        self.initializers: list[Any] = []
+        self._taken: set[str] = set()
+        self._arrays: Made = {}
+        self._filed: dict[tuple[str, str, object], str] = {}  # (weight, dtype, change) -> initializer
+        # Inputs and outputs before weights: those are the names that callers of the file use.
+        self.values = {name: self.fresh(name) for name in dict.fromkeys((*net.inputs, *net.outputs))}
+        used = {weight for node in net.nodes for weight in node.weights.values()}
+        self._weight_names = {name: self.fresh(name) for name in net.weights if name in used}
+        self.values |= {node.name: self.fresh(node.name) for node in net.nodes if node.name not in self.values}
+
+    def fresh(self, wanted: str) -> str:
+        """`wanted`, or 'wanted_2', 'wanted_3' ... if that is taken."""
+        name = free_name(wanted or "value", self._taken)
+        self._taken.add(name)
+        return name
+
+    def value(self, node: Node, index: int = 0) -> str:
+        """ONNX's name for the value that a node reads."""
+        return self.values[node.inputs[index]]
+
+    def inputs(self, node: Node) -> list[str]:
+        return [self.values[name] for name in node.inputs]
+
+    def dtype(self, node: Node) -> str:
+        """The dtype of what the node makes; ONNX wants its weights to have it too."""
+        return self.net.types[node.name].dtype
+
+    def numpy_dtype(self, node: Node) -> np.dtype[Any]:
+        return numpy_dtype(self.dtype(node))
+
+    def weight(self, node: Node, role: str, change: Callable[[Array], Array] = np.asarray) -> str:
+        """ONNX's name for a node's weight, in the dtype of what the node makes: ONNX mixes none.
+
+        change  what makes ONNX's array of it, a function of a module
+        """
+        name, dtype = node.weights[role], self.dtype(node)
+        key = (name, dtype, change)
+        if key not in self._filed:
+            array = materialise(name, self.net.weights, self._arrays)
+            if not np.can_cast(array.dtype, numpy_dtype(dtype)):
+                raise InputError(
+                    f"layer '{node.name}': ONNX needs weights and values of one dtype",
+                    got=f"{array.dtype.name} {role}, {dtype} values",
+                    hint="convert the weights, or save as .safetensors",
+                )  # fmt: skip
+            array = array.astype(numpy_dtype(dtype), copy=False)
+            is_first = all(filed[0] != name for filed in self._filed)
+            self._filed[key] = self._weight_names[name] if is_first else self.fresh(name)
+            self.initializers.append(make_tensor(self._filed[key], change(array)))
+        return self._filed[key]
+
+    def weights(self, node: Node, *roles: str) -> list[str]:
+        """ONNX's names for those of the roles that the node has."""
+        return [self.weight(node, role) for role in roles if role in node.weights]
+
+    def constant(self, name: str, array: Array) -> str:
+        """A constant that is no weight of the network, under a name like `name`."""
+        name = self.fresh(name)
+        self.initializers.append(make_tensor(name, array))
+        return name
+
+    def number(self, node: Node, what: str, value: float) -> str:
+        """A scalar constant in the dtype of what the node reads."""
+        dtype = self.net.input_types(node)[0].dtype
+        return self.constant(f"{node.name}_{what}", np.array(value, numpy_dtype(dtype)))
+
+    def emit(self, op_type: str, node: Node, inputs: list[str], **attributes: Any) -> None:
+        """The ONNX node that makes the layer's output."""
+        self.emit_part(op_type, node.name, inputs, self.values[node.name], **attributes)
+
+    def emit_part(self, op_type: str, name: str, inputs: list[str], output: str, **attributes: Any) -> None:
+        self.emit_outputs(op_type, name, inputs, [output], **attributes)
+
+    def emit_outputs(self, op_type: str, name: str, inputs: list[str], outputs: list[str], **attributes: Any) -> None:
+        """A node with several outputs, "" for those that nobody reads."""
+        import onnx
+
+        self.nodes.append(onnx.helper.make_node(op_type, inputs, outputs, name, **attributes))
+
+    def emit_step(self, op_type: str, node: Node, inputs: list[str], **attributes: Any) -> str:
+        """A node on the way to the layer's output; the name of what it makes."""
+        made = self.fresh(f"{node.name}_{op_type.lower()}")
+        self.emit_part(op_type, made, inputs, made, **attributes)
+        return made

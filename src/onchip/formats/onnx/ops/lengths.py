@@ -1,0 +1,233 @@
+"""SequenceMax: lengths of sequences are a mask in ONNX, read back where its nodes stand together.
+
+y = ReduceMax(Where(ends <= n, x, Where(window <= n, -inf, 0)), axis 2)
+
+with n the lengths as (B, 1, 1) and ends = window, window + stride, .. as (1, 1, P): a sequence too short for the first
+window has zeros everywhere. So it is written. It is read in other forms, too, as exporters make them of
+`x.masked_fill(arange(P) > n - window, 0).amax(2)`: the mask by any comparison, or turned round, n with a number added,
+and zeros outside where x is never negative.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.formats.onnx.ops.base import AXES_ARE_INPUTS, Op, writes
+from onchip.formats.onnx.ops.gelu import scaled
+from onchip.formats.onnx.ops.graph_reader import GraphReader, Unfinished
+from onchip.formats.onnx.ops.graph_writer import GraphWriter
+from onchip.formats.onnx.tensors import ELEMENT_TYPES
+from onchip.network.graph import Node
+from onchip.network.layers import Add, Cast, Clip, Greater, Mask, ReLU, Reshape, SequenceMax, Sigmoid, ToInts
+from onchip.network.layers.cast import CastTo
+from onchip.network.layers.embedding import ID_DTYPES
+from onchip.network.types import BATCH, Dim, numpy_dtype
+
+# A constant a compared with n: whether that says inside or outside, for windows that end at a + this.
+_COMPARES = {"LessOrEqual": (True, 0), "Less": (True, 1), "Greater": (False, 0), "GreaterOrEqual": (False, 1)}
+MIRRORED = {"LessOrEqual": "GreaterOrEqual", "GreaterOrEqual": "LessOrEqual", "Less": "Greater", "Greater": "Less"}
+
+
+@dataclass(frozen=True)
+class MaskPart(Unfinished):
+    """mask: which windows lie within, or which do not; others: Where(window <= n, -inf, 0), what stands in those that
+    do not; masked: x in those that do, others or zeros elsewhere. x is n until there is an x."""
+
+    made: str  # "mask", "others" or "masked"
+    lengths: str  # our name of n, (B,)
+    layer: SequenceMax
+    shape: tuple[Dim, ...]  # (B, .., P)
+    is_inside: bool = True
+    has_others: bool = False  # elsewhere; else zeros
+    expected: ClassVar[str] = "the rest of ReduceMax(Where(ends <= n, x, Where(window <= n, -inf, 0)), axis 2)"
+
+    def finish(self, graph: GraphReader, op: Op | None) -> str | None:
+        """x where it lies within, and zeros: whatever reads it, if it is not the maximum; of a mask, the bools."""
+        if self.made == "mask":
+            return graph.add_step(op, ToInts("bool"), (inside(graph, op, self, not self.is_inside),))
+        if self.made != "masked" or self.has_others:
+            return None
+        mask, dtype = inside(graph, op, self), graph.types[self.x].dtype
+        if graph.types[mask].dtype != dtype:
+            mask = graph.add_step(op, Cast(cast(CastTo, dtype)), (mask,))
+        return graph.add_step(op, Mask(), (self.x, mask))
+
+
+def inside(graph: GraphReader, op: Op | None, mask: MaskPart, is_turned: bool = False) -> str:
+    """1.0 for the windows that lie within: n > end - 1. Turned, for the others: end > n."""
+    rank, P = len(mask.shape) - 1, int(mask.shape[-1])
+    n = graph.add_step(op, Cast("float32"), (graph.add_step(op, Reshape((1,) * rank), (mask.lengths,)),))
+    ends = mask.layer.window - (not is_turned) + mask.layer.stride * np.arange(P, dtype=np.float32)
+    return graph.add_step(op, Greater(), (n,), {"first" if is_turned else "constant": graph.weight("ends", ends)})
+
+
+@dataclass(frozen=True)
+class WiderInts(Unfinished):
+    """Lengths or ids in 64 bits, x being the same ones in 32."""
+
+    expected: ClassVar[str] = "ints"
+
+    def finish(self, graph: GraphReader, op: Op | None) -> str:
+        return graph.add_step(op, ToInts("int64"), (self.x,))
+
+
+# -- the mask ----------------------------------------------------------------------------------------------
+
+
+def begins_mask(graph: GraphReader, op: Op) -> bool:
+    """Whether places, a constant (.., P), are compared with lengths (B, .., 1); if so, it is done."""
+    at = next((i for i in range(len(op.inputs)) if graph.is_constant(op, i)), None)
+    found = None if at is None or op.kind not in _COMPARES else _lengths(graph, narrow_ints(graph, op, 1 - at))
+    if at is None or found is None:
+        return False
+    lengths, added = found
+    is_inside, more = _COMPARES[MIRRORED[op.kind] if at else op.kind]
+    array, shape = graph.constant(op, at), graph.shape(narrow_ints(graph, op, 1 - at))
+    ends = [int(place) - added + more for place in array.reshape(-1)]
+    window, stride = ends[0] if ends else 0, ends[1] - ends[0] if len(ends) > 1 else 1
+    if window < 1 or stride < 1 or ends != [window + p * stride for p in range(len(ends))]:
+        return False  # of no windows: a comparison as any other
+    if array.shape[-1:] != (len(ends),) or array.ndim > len(shape) or len(shape) < 2:
+        return False
+    layer = SequenceMax(window, stride)
+    graph.begin(op, MaskPart(lengths, "mask", lengths, layer, (*shape[:-1], len(ends)), is_inside))
+    return True
+
+
+def narrow_ints(graph: GraphReader, op: Op, index: int) -> str:
+    """The ints that a node reads there, as they were before they were made wider."""
+    wider = graph.unfinished.get(op.inputs[index]) if index < len(op.inputs) else None
+    return wider.x if isinstance(wider, WiderInts) else graph.value(op, index)
+
+
+def widens_ints(graph: GraphReader, op: Op, dtype: str) -> bool:
+    """Whether a Cast makes int64 of int32, as exporters do before they compare lengths or look up ids; if so, it is
+    done."""
+    x = graph.value(op)
+    if (graph.types[x].dtype, dtype) != ("int32", "int64"):
+        return False
+    graph.begin(op, WiderInts(x))
+    return True
+
+
+def _lengths(graph: GraphReader, value: str) -> tuple[str, int] | None:
+    """The value n (B,) and the number that this one is n plus, as (B, 1, ..)."""
+    added = 0
+    while (given := graph.types[value]).dtype in ID_DTYPES and not graph.one_row and given.row_size == 1:
+        node, number = graph.nodes.get(value), scaled(graph, value, Add)
+        if number is not None:
+            value, added = number[0], added + int(number[1])
+        elif node is not None and isinstance(node.layer, Reshape):
+            (value,) = node.inputs
+        else:
+            return None if given.row_shape else (value, added)
+    return None
+
+
+def turns_mask(graph: GraphReader, op: Op) -> bool:
+    """Whether a Not turns a mask round; if so, it is done."""
+    mask = _mask(graph, op)
+    if mask is not None:
+        graph.begin(op, dataclasses.replace(mask, is_inside=not mask.is_inside))
+    return mask is not None
+
+
+def passes_mask(graph: GraphReader, op: Op) -> bool:
+    """Whether an Unsqueeze or a Cast to bool hands a mask on; if so, it is done."""
+    mask = _mask(graph, op)
+    if mask is None or op.kind not in ("Cast", "Identity", "Unsqueeze"):
+        return False
+    if op.kind == "Cast" and op.attribute("to", 0) != ELEMENT_TYPES["bool"]:
+        return False
+    if op.kind == "Unsqueeze":
+        axes = graph.new_axes(op)
+        rank = len(mask.shape) + len(axes)
+        sizes, new = iter(mask.shape), {axis % rank for axis in axes if -rank <= axis < rank}
+        if len(new) < len(axes):
+            return False
+        mask = dataclasses.replace(mask, shape=tuple(1 if axis in new else next(sizes) for axis in range(rank)))
+    graph.begin(op, mask)
+    return True
+
+
+def _mask(graph: GraphReader, op: Op) -> MaskPart | None:
+    found = graph.unfinished.get(op.inputs[0]) if op.inputs else None
+    return found if isinstance(found, MaskPart) and found.made == "mask" else None
+
+
+# -- what it masks -----------------------------------------------------------------------------------------
+
+
+def continues_mask(graph: GraphReader, op: Op) -> bool:
+    """Whether a Where belongs to a mask that a comparison began; if so, it is done."""
+    mask = _mask(graph, op)
+    if mask is None or len(op.inputs) != 3:
+        return False
+    inside, outside = (1, 2) if mask.is_inside else (2, 1)
+    if graph.is_constant(op, inside):
+        is_others = graph.is_number(op, inside, -np.inf) and graph.is_number(op, outside, 0)
+        if not is_others or mask.shape != (BATCH, 1, 1):
+            return False
+        graph.begin(op, dataclasses.replace(mask, made="others"))
+        return True
+    x, others = graph.value(op, inside), graph.unfinished.get(op.inputs[outside])
+    if isinstance(others, MaskPart):
+        same = (others.made, others.lengths, others.layer.window) == ("others", mask.lengths, mask.layer.window)
+    else:
+        same = graph.is_number(op, outside, 0) and _is_never_negative(graph.nodes.get(x))
+    if not same or len(graph.types[x].shape) != 3 or mask.shape != (BATCH, 1, graph.types[x].shape[2]):
+        return False
+    has_others = isinstance(others, MaskPart)
+    graph.begin(op, dataclasses.replace(mask, x=x, made="masked", has_others=has_others))
+    return True
+
+
+def _is_never_negative(node: Node | None) -> bool:
+    layer = None if node is None else node.layer
+    return isinstance(layer, ReLU | Sigmoid) or (isinstance(layer, Clip) and layer.low is not None and layer.low >= 0)
+
+
+def completes_mask(graph: GraphReader, op: Op) -> bool:
+    """Whether a ReduceMax ends such a mask; if so, the layer is there."""
+    masked = graph.unfinished.get(op.inputs[0]) if op.inputs else None
+    if not isinstance(masked, MaskPart) or masked.made != "masked":
+        return False
+    if graph.axes(op, AXES_ARE_INPUTS) not in ([2], [-1]):
+        return False
+    reads = masked.x, masked.lengths
+    if op.attribute("keepdims", 1):
+        most = graph.add_step(op, masked.layer, reads)
+        graph.add(op, Reshape((*graph.types[most].row_shape, 1)), (most,))
+    else:
+        graph.add(op, masked.layer, reads)
+    return True
+
+
+@writes(SequenceMax)
+def write_sequence_max(graph: GraphWriter, node: Node) -> None:
+    layer, (x, lengths) = cast(SequenceMax, node.layer), graph.net.input_types(node)
+    P, last = int(x.shape[2]), layer.window + (int(x.shape[2]) - 1) * layer.stride
+    most = int(np.iinfo(lengths.dtype).max)
+    if last > most:
+        raise InputError(
+            f"layer '{node.name}' cannot be written as ONNX", got=f"a window that ends at {last:,}",
+            expected=f"at most {most:,}, the longest of {lengths.dtype} lengths", hint="save it as .safetensors",
+        )  # fmt: skip
+    ends = (layer.window + layer.stride * np.arange(P)).astype(numpy_dtype(lengths.dtype)).reshape(1, 1, P)
+    n = graph.emit_step("Unsqueeze", node, [graph.value(node, 1), graph.constant(f"{node.name}_new", np.array([1, 2]))])
+    first, inside = (
+        graph.emit_step("LessOrEqual", node, [graph.constant(f"{node.name}_{name}", places), n])
+        for name, places in (("window", ends[..., :1]), ("ends", ends))
+    )
+    least, zero = graph.number(node, "least", -np.inf), graph.number(node, "zero", 0)
+    others = graph.emit_step("Where", node, [first, least, zero])
+    masked = graph.emit_step("Where", node, [inside, graph.value(node), others])
+    if graph.opset < AXES_ARE_INPUTS:
+        graph.emit("ReduceMax", node, [masked], axes=[2], keepdims=0)
+    else:
+        graph.emit("ReduceMax", node, [masked, graph.constant(f"{node.name}_axis", np.array([2]))], keepdims=0)

@@ -1,0 +1,160 @@
+"""Operators of ai.onnx.ml, as skl2onnx writes scikit-learn's scalers, linear models and networks with them.
+
+What a classifier hands out: its label as an int64, and its probabilities as an array (B, classes) in the order of its
+classes, with or without a ZipMap. A class whose label is a text comes out as its number among them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.formats.onnx.ops.base import Op, reads
+from onchip.formats.onnx.ops.graph_reader import GraphReader
+from onchip.formats.onnx.ops.turned import Turned
+from onchip.network.layers import Add, Cast, Concat, Embedding, Layer, Linear, Mul, Reshape, Sigmoid, Softmax
+from onchip.network.reading import show
+from onchip.network.recipe import Array
+
+_TRANSFORMS: dict[str, Layer | None] = {"NONE": None, "LOGISTIC": Sigmoid(), "SOFTMAX": Softmax(-1)}
+_NORMS = {"MAX": ("", "ReduceMax"), "L1": ("Abs", "ReduceSum"), "L2": ("", "ReduceL2")}
+_AXES_ARE_INPUTS = {"ReduceSum": 13}  # opset from which a reduction's axes are; 18 of the others
+_LEAST = np.finfo(np.float32).tiny  # in the place of a norm of 0: such a row stays as it is
+
+
+@reads("ai.onnx.ml.Scaler")
+def read_scaler(graph: GraphReader, op: Op) -> None:
+    """(x - offset) * scale"""
+    x = _floats(graph, op)
+    offset, scale = (_numbers(op, name, (1, _width(graph, op, x))) for name in ("offset", "scale"))
+    if offset.any():
+        x = graph.add_step(op, Add(), (x,), {"constant": graph.weight(f"{op.outputs[0]}_offset", -offset)})
+    graph.add(op, Mul(), (x,), {"constant": graph.weight(f"{op.outputs[0]}_scale", scale)})
+
+
+@reads("ai.onnx.ml.Normalizer")
+def read_normalizer(graph: GraphReader, op: Op) -> None:
+    norm = _text(op, "norm", "MAX")
+    if norm not in _NORMS:
+        raise FormatError(f"{op}: no such norm", got=show(norm), expected=", ".join(_NORMS))
+    floats = _floats(graph, op)
+    made_by = graph.nodes.get(floats)
+    if norm == "L1" and made_by is not None and isinstance(made_by.layer, Softmax):
+        graph.pass_on(op)  # its sum is 1
+        return
+    x = given = graph.part_value(op, floats)
+    first, reduction = _NORMS[norm]
+    if first:
+        given = graph.part(op, first, [x])
+    if graph.opset < _AXES_ARE_INPUTS.get(reduction, 18):
+        size = graph.part(op, reduction, [given], axes=[1], keepdims=1)
+    else:
+        size = graph.part(op, reduction, [given, graph.part_constant(op, np.array([1]))], keepdims=1)
+    if norm != "MAX":  # which has a sign
+        size = graph.part(op, "Max", [size, graph.part_constant(op, np.array(_LEAST, np.float32))])
+    _be(graph, op, graph.part(op, "Div", [x, size]))
+
+
+@reads("ai.onnx.ml.LinearRegressor")
+def read_linear_regressor(graph: GraphReader, op: Op) -> None:
+    _be(graph, op, graph.part_value(op, _transformed(graph, op, _linear(graph, op, op.attribute("targets", 1)))))
+
+
+@reads("ai.onnx.ml.LinearClassifier")
+def read_linear_classifier(graph: GraphReader, op: Op) -> None:
+    names: list[object] = op.attribute("classlabels_strings", [])
+    labels = op.sizes("classlabels_ints", []) or list(range(len(names)))
+    scores = _linear(graph, op, len(labels))
+    if graph.readers[op.outputs[0]]:
+        place = graph.part(op, "ArgMax", [graph.part_value(op, scores)], axis=1, keepdims=0)
+        _be(graph, op, graph.part_value(op, _labels(graph, op, place, np.array(labels, np.int64))))
+    if len(op.outputs) > 1 and graph.readers[op.outputs[1]]:
+        graph.hand_out(op, 1, _transformed(graph, op, scores))
+
+
+@reads("ai.onnx.ml.ZipMap")
+def read_zip_map(graph: GraphReader, op: Op) -> None:
+    graph.pass_on(op)
+
+
+@reads("ai.onnx.ml.ArrayFeatureExtractor")
+def read_array_feature_extractor(graph: GraphReader, op: Op) -> None:
+    """Columns of a value, or the labels (1, B) of classes whose numbers are values (B, 1)."""
+    if graph.is_constant(op, 1):
+        columns = graph.constant(op, 1).reshape(-1)
+        _be(graph, op, graph.part(op, "Gather", [op.inputs[0], graph.part_constant(op, columns)], axis=-1))
+        return
+    texts = graph.text_count(op, 0)
+    classes = np.arange(texts) if texts else graph.constant(op, 0).reshape(-1)
+    place = graph.value(op, 1)
+    if graph.types[place].row_size != 1 or graph.one_row:
+        raise FormatError(f"{op}: one label a row", got=str(graph.types[place]), expected="[B] or [B, 1]")
+    if classes.dtype.kind not in "iu":
+        raise FormatError(f"{op}: labels are ints or texts", got=classes.dtype.name, expected="int64")
+    label = _labels(graph, op, op.inputs[1], classes.astype(np.int64))
+    graph.begin(op, Turned.seen(label, (*graph.types[label].shape[:1], 1), (1, 0)))
+
+
+@reads("ai.onnx.ml.FeatureVectorizer")
+def read_feature_vectorizer(graph: GraphReader, op: Op) -> None:
+    values = tuple(_floats(graph, op, index) for index in range(len(op.inputs)))
+    graph.add(op, Concat(1), values)
+
+
+def _floats(graph: GraphReader, op: Op, index: int = 0) -> str:
+    """A value of rows as float32, which is what these operators make of everything."""
+    x = graph.value(op, index)
+    if graph.one_row or len(graph.types[x].shape) != 2:
+        raise FormatError(f"{op} needs rows", got=str(graph.types[x]), expected="[B, features]")
+    return x if graph.types[x].dtype == "float32" else graph.add_step(op, Cast("float32"), (x,))
+
+
+def _width(graph: GraphReader, op: Op, x: str) -> int:
+    return graph.types[x].row_shape[0]
+
+
+def _text(op: Op, name: str, default: str) -> str:
+    value = op.attributes.get(name, default.encode())
+    return value.decode(errors="replace") if isinstance(value, bytes) else show(value)
+
+
+def _numbers(op: Op, name: str, counts: tuple[int, ...]) -> Array:
+    given: list[object] = op.attribute(name, [])
+    if len(given) not in counts:
+        expected = " or ".join(map(str, counts))
+        raise FormatError(f"{op}: wrong number of {name}", got=str(len(given)), expected=expected)
+    return np.array(given, np.float32)
+
+
+def _linear(graph: GraphReader, op: Op, outputs: int) -> str:
+    x = _floats(graph, op)
+    width = _width(graph, op, x)
+    coefficients = _numbers(op, "coefficients", (outputs * width,)).reshape(outputs, width)
+    roles = {"weight": graph.weight(f"{op.outputs[0]}_coefficients", coefficients)}
+    if op.attributes.get("intercepts"):
+        roles["bias"] = graph.weight(f"{op.outputs[0]}_intercepts", _numbers(op, "intercepts", (outputs,)))
+    return graph.add_step(op, Linear(), (x,), roles)
+
+
+def _transformed(graph: GraphReader, op: Op, scores: str) -> str:
+    how = _text(op, "post_transform", "NONE")
+    if how not in _TRANSFORMS:
+        raise FormatError(f"{op}: no such post_transform", got=show(how), expected=", ".join(_TRANSFORMS))
+    layer = _TRANSFORMS[how]
+    return scores if layer is None else graph.add_step(op, layer, (scores,))
+
+
+def _labels(graph: GraphReader, op: Op, place: str, classes: Array) -> str:
+    """The labels (B,) of classes whose numbers are under ONNX's name `place`."""
+    value = graph.value(Op(op.kind, op.name, (place,), op.outputs, {}))
+    if graph.types[value].row_shape:
+        value = graph.add_step(op, Reshape(()), (value,))
+    if np.array_equal(classes, np.arange(len(classes))):
+        return value
+    table = {"weight": graph.weight(f"{op.outputs[0]}_classes", classes[:, None])}
+    return graph.add_step(op, Reshape(()), (graph.add_step(op, Embedding(), (value,), table),))
+
+
+def _be(graph: GraphReader, op: Op, part: str) -> None:
+    """The node's first output is what ONNX's name of a part stands for."""
+    graph.hand_out(op, 0, graph.value(Op(op.kind, op.name, (part,), op.outputs, {})))

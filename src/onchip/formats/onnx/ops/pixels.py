@@ -1,0 +1,96 @@
+"""ToPixels: a handful of ONNX nodes, read back where they stand together; most of them have no layer of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from onchip.formats.onnx.ops.base import Op, reads, writes
+from onchip.formats.onnx.ops.gelu import scaled
+from onchip.formats.onnx.ops.graph_reader import GraphReader, Unfinished
+from onchip.formats.onnx.ops.graph_writer import GraphWriter
+from onchip.formats.onnx.tensors import ELEMENT_TYPES
+from onchip.network.graph import Node
+from onchip.network.layers import Add, Clip, Equal, Mask, Mul, Sub, ToInts, ToPixels
+from onchip.network.types import numpy_dtype
+
+
+@dataclass(frozen=True)
+class PixelPart(Unfinished):
+    """IsNaN(x), Where(IsNaN(x), 0, x) or Clip of that; x is (image + 1) / 2 * 255."""
+
+    made_by: str
+    expected: ClassVar[str] = "the rest of uint8(Clip(Where(IsNaN(y), 0, y), 0, 255)) with y = (x + 1) / 2 * 255"
+
+    def finish(self, graph: GraphReader, op: Op | None) -> str:
+        """What it is by itself."""
+        numbers = are_numbers(graph, op, self.x)
+        if self.made_by == "IsNaN":
+            one = graph.weight("one", np.ones((), numpy_dtype(graph.types[self.x].dtype)))
+            return graph.add_step(op, ToInts("bool"), (graph.add_step(op, Sub(), (numbers,), {"first": one}),))
+        kept = graph.add_step(op, Mask(), (self.x, numbers))
+        return kept if self.made_by == "Where" else graph.add_step(op, Clip(0.0, 255.0), (kept,))
+
+
+def are_numbers(graph: GraphReader, op: Op | None, x: str) -> str:
+    """1.0 where x is a number, 0.0 where it is NaN: x == x."""
+    return graph.add_step(op, Equal(), (x, x))
+
+
+@reads("IsNaN")
+def read_is_nan(graph: GraphReader, op: Op) -> None:
+    graph.begin(op, PixelPart(graph.value(op), op.kind))
+
+
+def completes_pixels(graph: GraphReader, op: Op) -> bool:
+    """Whether a Where, Clip or Cast belongs to a ToPixels that an IsNaN began; if so, it is done."""
+    if op.kind == "Where":
+        part = _part(graph, op, "IsNaN")
+        if part is None or not begins_pixels(graph, op):
+            return False
+        graph.begin(op, PixelPart(part.x, op.kind))
+        return True
+    if op.kind == "Clip":
+        part = _part(graph, op, "Where")
+        if part is None or graph.opset < 11 or not (graph.is_number(op, 1, 0) and graph.is_number(op, 2, 255)):
+            return False
+        graph.begin(op, PixelPart(part.x, op.kind))
+        return True
+    part = _part(graph, op, "Clip")
+    if part is None or op.attribute("to", 0) != ELEMENT_TYPES["uint8"]:
+        return False
+    value = part.x
+    for kind, number in ((Mul, 255), (Mul, 0.5), (Add, 1)):
+        inner = scaled(graph, value, kind)
+        if inner is None or inner[1] != number:
+            return False
+        value = inner[0]
+    graph.add(op, ToPixels(), (value,))
+    return True
+
+
+def begins_pixels(graph: GraphReader, op: Op) -> bool:
+    """Whether a Where is Where(IsNaN(x), 0, x)."""
+    part = _part(graph, op, "IsNaN")
+    is_where = op.kind == "Where" and part is not None and graph.is_number(op, 1, 0) and not graph.is_constant(op, 2)
+    return is_where and part is not None and graph.value(op, 2) == part.x
+
+
+def _part(graph: GraphReader, op: Op, made_by: str) -> PixelPart | None:
+    found = graph.unfinished.get(op.inputs[0]) if op.inputs else None
+    return found if isinstance(found, PixelPart) and found.made_by == made_by else None
+
+
+@writes(ToPixels)
+def write_pixels(graph: GraphWriter, node: Node) -> None:
+    """uint8(Clip((x + 1) / 2 * 255, 0, 255)), a NaN made 0 first: no two runtimes cast one alike."""
+    x, zero, full = graph.value(node), graph.number(node, "zero", 0), graph.number(node, "full", 255)
+    # Less -1, not plus 1: the reader would take that for the bias of a Linear before it.
+    shifted = graph.emit_step("Sub", node, [x, graph.number(node, "minus_one", -1)])
+    halved = graph.emit_step("Div", node, [shifted, graph.number(node, "two", 2)])
+    stretched = graph.emit_step("Mul", node, [halved, full])
+    number = graph.emit_step("Where", node, [graph.emit_step("IsNaN", node, [stretched]), zero, stretched])
+    clipped = graph.emit_step("Clip", node, [number, zero, full])
+    graph.emit("Cast", node, [clipped], to=ELEMENT_TYPES["uint8"])

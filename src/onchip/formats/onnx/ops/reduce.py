@@ -1,0 +1,173 @@
+"""ReduceMax, ReduceMin, ReduceSum, ReduceMean, ReduceL2 and what is made of them; ArgMax and ArgMin."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import ml_dtypes
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.formats.onnx.ops.base import Op, reads, writes
+from onchip.formats.onnx.ops.graph_reader import GraphReader
+from onchip.formats.onnx.ops.graph_writer import GraphWriter
+from onchip.formats.onnx.ops.lengths import completes_mask
+from onchip.formats.onnx.ops.truth import Truth, counts_truths
+from onchip.network.graph import Node
+from onchip.network.layers import (
+    Abs,
+    Add,
+    ArgMax,
+    ArgMin,
+    Cast,
+    Clip,
+    Exp,
+    GlobalMax,
+    GlobalMean,
+    GlobalMin,
+    GlobalNorm,
+    GlobalSum,
+    Layer,
+    Log,
+    Mul,
+    Reshape,
+    Slice,
+    Sub,
+    ToInts,
+)
+from onchip.network.layers.cast import Whole
+from onchip.network.types import numpy_dtype
+
+Reduction = GlobalMax | GlobalMin | GlobalSum | GlobalMean | GlobalNorm
+
+_REDUCTIONS: dict[str, type[Reduction]] = {
+    "ReduceMax": GlobalMax, "ReduceMin": GlobalMin, "ReduceSum": GlobalSum, "ReduceMean": GlobalMean,
+    "ReduceL2": GlobalNorm,
+}  # fmt: skip
+_OP_TYPES = {layer.__name__: op_type for op_type, layer in _REDUCTIONS.items()}
+_ARGUMENTS: dict[str, type[ArgMax] | type[ArgMin]] = {"ArgMax": ArgMax, "ArgMin": ArgMin}
+
+
+_MOST_FACTORS = 64  # of a product, each a value of its own
+
+
+def axes_are_inputs(op_type: str) -> int:
+    """The opset from which they are."""
+    return 13 if op_type == "ReduceSum" else 18
+
+
+@reads(*_REDUCTIONS)
+def read_reduction(graph: GraphReader, op: Op) -> None:
+    if op.kind == "ReduceMax" and completes_mask(graph, op):
+        return
+    truth = graph.unfinished.get(op.inputs[0]) if op.inputs else None
+    seen = truth.x if isinstance(truth, Truth) else graph.value(op)
+    axes, keep = _axes(graph, op, seen), keeps_axes(op)
+    if axes is None:
+        graph.pass_on(op)
+    elif op.kind != "ReduceSum" or not counts_truths(graph, op, axes, keep):
+        graph.add(op, *_widened(graph, op, _REDUCTIONS[op.kind](axes, keep)))
+
+
+@reads("ReduceL1", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
+def read_sum_of_functions(graph: GraphReader, op: Op) -> None:
+    """A function of each number, the sum, and a function of that; of exponentials the largest is taken out before,
+    or the largest finite number where that is an infinity: an infinity less itself is NaN."""
+    x, keep = graph.value(op), keeps_axes(op)
+    axes = _axes(graph, op, x)
+    if axes is None:
+        graph.pass_on(op)
+    elif op.kind == "ReduceL1":
+        graph.add(op, GlobalSum(axes, keep), (graph.add_step(op, Abs(), (x,)),))
+    elif op.kind == "ReduceSumSquare":
+        graph.add(op, GlobalSum(axes, keep), (graph.add_step(op, Mul(), (x, x)),))
+    elif op.kind == "ReduceLogSum":
+        graph.add(op, Log(), (graph.add_step(op, GlobalSum(axes, keep), (x,)),))
+    else:
+        most = float(ml_dtypes.finfo(numpy_dtype(graph.types[x].dtype)).max)
+        finite = Clip(-most, most)
+        highest = graph.add_step(op, finite, (graph.add_step(op, GlobalMax(axes, True), (x,)),))
+        powers = graph.add_step(op, Exp(), (graph.add_step(op, Sub(), (x, highest)),))
+        total = graph.add_step(op, Log(), (graph.add_step(op, GlobalSum(axes, keep), (powers,)),))
+        if not keep:
+            highest = graph.add_step(op, finite, (graph.add_step(op, GlobalMax(axes, False), (x,)),))
+        graph.add(op, Add(), (total, highest))
+
+
+@reads("ReduceProd")
+def read_product(graph: GraphReader, op: Op) -> None:
+    """The numbers along each axis, cut apart and multiplied."""
+    x = graph.value(op)
+    axes, keep = _axes(graph, op, x), keeps_axes(op)
+    if axes is None:
+        graph.pass_on(op)
+        return
+    row = list(graph.types[x].row_shape)
+    count = math.prod(row[axis - 1] for axis in axes)
+    if 0 in axes or not 0 < count <= _MOST_FACTORS:
+        got, expected = f"{count} of {graph.types[x]}", f"1 to {_MOST_FACTORS}, along axes behind the batch"
+        raise FormatError(f"{op}: too many factors", got=got, expected=expected)
+    for axis in axes:
+        size, row[axis - 1] = row[axis - 1], 1
+        starts, steps = [0] * len(row), (1,) * len(row)
+        parts = []
+        for place in range(size):
+            starts[axis - 1] = place
+            parts.append(graph.add_step(op, Slice(tuple(starts), tuple(row), steps), (x,)))
+        x = graph.add_step(op, Mul(), tuple(parts)) if size > 1 else parts[0]
+    if keep:
+        graph.hand_out(op, 0, x)
+    else:
+        graph.add(op, Reshape(tuple(d for at, d in enumerate(row, start=1) if at not in axes)), (x,))
+
+
+def _widened(graph: GraphReader, op: Op, layer: Layer) -> tuple[Layer, tuple[str]]:
+    """The layer, and what it reads; of ints by way of float64, which has all of them up to 2^53."""
+    x = graph.value(op)
+    dtype = graph.types[x].dtype
+    if "int" not in dtype:
+        return layer, (x,)
+    wide = graph.add_step(op, Cast("float64"), (x,))
+    return ToInts(cast(Whole, dtype)), (graph.add_step(op, layer, (wide,)),)
+
+
+def _axes(graph: GraphReader, op: Op, x: str) -> tuple[int, ...] | None:
+    """The axes as the network counts them; None if nothing is to be reduced."""
+    axes = graph.axes(op, axes_are_inputs(op.kind))
+    if not axes and op.attribute("noop_with_empty_axes", 0):
+        return None
+    return tuple(graph.axis(op, x, axis) for axis in axes or range(len(graph.shape(x))))
+
+
+def keeps_axes(op: Op) -> bool:
+    return op.attribute("keepdims", 1) != 0
+
+
+@writes(*_REDUCTIONS.values())
+def write_reduction(graph: GraphWriter, node: Node) -> None:
+    given, op_type = node.layer.attributes(), _OP_TYPES[node.layer.kind]
+    axes, keep = [int(axis) for axis in given["axes"]], int(given["keep"])
+    if graph.opset < axes_are_inputs(op_type):
+        graph.emit(op_type, node, [graph.value(node)], axes=axes, keepdims=keep)
+    else:
+        operand = graph.constant(f"{node.name}_axes", np.array(axes, np.int64))
+        graph.emit(op_type, node, [graph.value(node), operand], keepdims=keep)
+
+
+@reads(*_ARGUMENTS)
+def read_argument(graph: GraphReader, op: Op) -> None:
+    x = graph.value(op)
+    if "int" in graph.types[x].dtype:
+        x = graph.add_step(op, Cast("float64"), (x,))
+    last = op.attribute("select_last_index", 0) != 0
+    graph.add(op, _ARGUMENTS[op.kind](graph.axis(op, x, op.attribute("axis", 0)), keeps_axes(op), last), (x,))
+
+
+@writes(ArgMax, ArgMin)
+def write_argument(graph: GraphWriter, node: Node) -> None:
+    given = node.layer.attributes()
+    graph.emit(
+        node.layer.kind, node, [graph.value(node)], axis=given["axis"], keepdims=int(given["keep"]),
+        select_last_index=int(given["last"]),
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+"""ScatterElements: numbers put, or added, at places that ids choose: one-hot rows, counts, weights of a few experts.
+
+    y[.., ids[.., k, ..], ..] = updates[.., k, ..]
+
+is x where no id points, and a sum over all k of the updates where one does; ids point by rows of an identity.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.formats.onnx.ops.base import Op, reads
+from onchip.formats.onnx.ops.combine import combine
+from onchip.formats.onnx.ops.graph_reader import GraphReader
+from onchip.formats.onnx.ops.select import row_axis_of
+from onchip.network.layers import Add, Embedding, GlobalSum, Greater, Mask, Mul, Permute, Reshape
+from onchip.network.reading import show
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
+
+_MOST_PLACES = 1 << 10  # to choose from: a table has the square of it
+_EXPECTED = "ids and updates of one shape, that of the data but for the axis"
+
+
+@reads("ScatterElements", "Scatter")
+def read_scatter_elements(graph: GraphReader, op: Op) -> None:
+    """Where two ids of a row are the same, ONNX does not say what comes out; here both are added."""
+    ids, how = graph.value(op, 1), op.attribute("reduction", b"none")
+    if how not in (b"none", b"add"):
+        raise FormatError(f"{op}: bad attribute 'reduction'", got=show(how), expected="none or add")
+    row = list(graph.types[ids].row_shape)
+    at = row_axis_of(graph, op, ids, op.attribute("axis", 0))
+    data = graph.constant(op, 0) if graph.is_constant(op, 0) else None
+    shape = list(_row(graph, op, data).shape) if data is not None else list(graph.types[graph.value(op)].row_shape)
+    if [*row[:at], shape[at], *row[at + 1 :]] != shape or not 0 < shape[at] <= _MOST_PLACES:
+        got = f"{graph.types[ids]} into rows of {shape}"
+        raise FormatError(f"{op}: shapes do not fit", got=got, expected=f"{_EXPECTED}, up to {_MOST_PLACES:,} along it")
+    updates = graph.constant(op, 2) if graph.is_constant(op, 2) else None
+    dtype = updates.dtype if updates is not None else numpy_dtype(graph.types[graph.value(op, 2)].dtype)
+    pointed = _points(graph, op, ids, at, shape[at], dtype)  # (.., k, n, ..): where each id points
+    if updates is not None:
+        wide = np.expand_dims(_row(graph, op, updates), at + 1)
+        name = graph.weight(f"{op.outputs[0]}_updates", wide)
+        put = graph.add_step(op, Mul(), (pointed,), {"constant": name})
+    else:
+        given = graph.value(op, 2)
+        if list(graph.types[given].row_shape) != row:
+            raise FormatError(f"{op}: shapes do not fit", got=str(graph.types[given]), expected=_EXPECTED)
+        wide_value = graph.add_step(op, Reshape((*row[: at + 1], 1, *row[at + 1 :])), (given,))
+        put = graph.add_step(op, Mask(), (wide_value, pointed))
+    total = graph.add_step(op, GlobalSum((at + 1,)), (put,))
+    if data is not None and not data.any():
+        graph.hand_out(op, 0, total)
+        return
+    kept = {} if data is not None else {0: graph.value(op)}
+    constants = {} if data is None else {0: data}
+    if how == b"none":
+        count = graph.add_step(op, GlobalSum((at + 1,)), (pointed,))
+        one = graph.weight("one", np.ones((), dtype))
+        free = graph.add_step(op, Greater(), (count,), {"first": one})  # 1 > count
+        if data is not None:
+            kept, constants = {0: combine(graph, op, Mul(), {0: free}, {1: data}, is_step=True, name=op.inputs[0])}, {}
+        else:
+            kept = {0: graph.add_step(op, Mask(), (kept[0], free))}
+    combine(graph, op, Add(), {**kept, 1: total}, constants, name=op.inputs[0])
+
+
+def _row(graph: GraphReader, op: Op, array: Array) -> Array:
+    """A constant as it is in every row."""
+    if graph.one_row:
+        return array
+    once = graph.once(array)
+    if once.shape[:1] != (1,):
+        got = f"shape {array.shape}"
+        raise FormatError(f"{op}: its constant differs from row to row", got=got, expected="1 along the batch")
+    row: Array = once[0]
+    return row
+
+
+def _points(graph: GraphReader, op: Op, ids: str, at: int, n: int, dtype: np.dtype[np.generic]) -> str:
+    """(.., k, ..) ids as (.., k, n, ..): 1 where each of them points."""
+    table = graph.weight(f"{op.outputs[0]}_places", np.eye(n, dtype=dtype))
+    chosen = graph.add_step(op, Embedding(), (ids,), {"weight": table})  # (.., k, .., n)
+    order = list(range(len(graph.types[ids].shape)))
+    order.insert(at + 2, len(order))
+    return graph.add_step(op, Permute(tuple(order)), (chosen,)) if order != sorted(order) else chosen

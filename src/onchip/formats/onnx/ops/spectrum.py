@@ -1,0 +1,80 @@
+"""DFT and STFT: spectra are products with a constant matrix, windows of a signal a convolution with it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.formats.onnx.ops.base import Op, reads
+from onchip.formats.onnx.ops.graph_reader import GraphReader
+from onchip.network.layers import Conv1d, Linear, Permute, Reshape
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
+
+_MOST_NUMBERS = 1 << 22  # of a matrix: a longer signal wants a fast transform
+
+
+@reads("DFT")
+def read_dft(graph: GraphReader, op: Op) -> None:
+    """(.., n, .., 1 or 2) -> (.., K, .., 2): the axis stands in front of the last one, both are one, and a Linear."""
+    x = graph.value(op)
+    wanted = op.attribute("axis", 1) if graph.opset < 20 else graph.ints(op, 2)[0] if graph.has(op, 2) else -2
+    rank, axis = len(graph.types[x].shape), graph.axis(op, x, wanted)
+    n, parts = graph.types[x].shape[axis], graph.types[x].shape[-1]
+    inverse, onesided = op.attribute("inverse", 0) != 0, op.attribute("onesided", 0) != 0
+    if not 0 < axis < rank - 1 or parts not in (1, 2) or (inverse and onesided):
+        got = f"axis {wanted} of {graph.types[x]}"
+        expected = "an axis behind the batch, 1 or 2 numbers a place, all bins"
+        raise FormatError(f"{op}: bad axis", got=got, expected=expected)
+    N = int(graph.constant(op, 1).reshape(())) if graph.has(op, 1) else int(n)
+    matrix = _transform(graph, op, int(n), N, inverse, onesided)  # (K, 2, n, 2)
+    matrix = matrix[..., : int(parts)].reshape(2 * len(matrix), -1)
+    order = [*(a for a in range(rank - 1) if a != axis), axis, rank - 1]
+    if order != sorted(order):
+        x = graph.add_step(op, Permute(tuple(order)), (x,))
+    *front, _, _ = graph.types[x].row_shape
+    flat = graph.add_step(op, Reshape((*front, int(n) * int(parts))), (x,))
+    weight = graph.weight(f"{op.outputs[0]}_waves", matrix.astype(numpy_dtype(graph.types[x].dtype)))
+    made = graph.add_step(op, Linear(), (flat,), {"weight": weight})
+    made = graph.add_step(op, Reshape((*front, len(matrix) // 2, 2)), (made,))
+    if order != sorted(order):
+        made = graph.add_step(op, Permute(tuple(int(a) for a in np.argsort(order))), (made,))
+    graph.hand_out(op, 0, made)
+
+
+@reads("STFT")
+def read_stft(graph: GraphReader, op: Op) -> None:
+    """A signal (B, n) or (B, n, 1) -> (B, windows, K, 2)."""
+    x, step = graph.value(op), int(graph.constant(op, 1).reshape(()))
+    row = graph.types[x].row_shape
+    if row[1:] not in ((), (1,)) or graph.one_row or step < 1:
+        raise FormatError(
+            f"{op}: bad signal", got=f"{graph.types[x]}, a step of {step}", expected="real numbers (B, n)"
+        )
+    window = graph.constant(op, 2).astype(np.float64) if graph.has(op, 2) else None
+    if graph.has(op, 3):
+        N = int(graph.constant(op, 3).reshape(()))
+    else:
+        N = len(window) if window is not None else 0
+    window = np.ones(N) if window is None else window
+    if not 0 < N <= row[0] or window.shape != (N,):
+        raise FormatError(f"{op}: bad window", got=f"{N} of {row[0]}, {window.shape}", expected="one that fits")
+    matrix = _transform(graph, op, N, N, False, op.attribute("onesided", 1) != 0)[..., 0] * window  # (K, 2, N)
+    weight = graph.weight(f"{op.outputs[0]}_waves", matrix.reshape(-1, 1, N).astype(numpy_dtype(graph.types[x].dtype)))
+    signal = graph.add_step(op, Reshape((1, row[0])), (x,))
+    made = graph.add_step(op, Conv1d((step,)), (signal,), {"weight": weight})  # (B, 2 K, windows)
+    parts = graph.add_step(op, Reshape((len(matrix), 2, graph.types[made].row_shape[1])), (made,))
+    graph.add(op, Permute((0, 3, 1, 2)), (parts,))
+
+
+def _transform(graph: GraphReader, op: Op, n: int, N: int, inverse: bool, onesided: bool) -> Array:
+    """(K, 2, n, 2): what the real and the imaginary part of each of n numbers add to both parts of K bins; numbers
+    beyond N are left out."""
+    K = N // 2 + 1 if onesided else N
+    if N < 1 or 4 * K * n > _MOST_NUMBERS:
+        raise FormatError(f"{op}: too long", got=f"{n} to {K} bins", expected=f"a matrix below {_MOST_NUMBERS:,}")
+    graph.spend(op, 4 * K * n)
+    turns = np.outer(np.arange(K), np.arange(n)) % N / N * 2 * np.pi
+    cos, sin = (f(turns) * (np.arange(n) < N) / (N if inverse else 1) for f in (np.cos, np.sin))
+    sin = sin if inverse else -sin
+    return np.stack([np.stack([cos, -sin], -1), np.stack([sin, cos], -1)], 1)

@@ -1,0 +1,240 @@
+"""Comparisons, and inputs that are true or false, up to the Cast that makes factors of them, the Where that chooses by
+them or the sum that counts them: masks of ids that are padding or of steps past a length, thresholds.
+
+A comparison is 0.0 or 1.0 at once; only what is asked for as a bool or an int becomes one (ToInts).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, cast, get_args
+
+import ml_dtypes
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.formats.onnx.ops.base import Op, reads
+from onchip.formats.onnx.ops.combine import combine, operands
+from onchip.formats.onnx.ops.graph_reader import GraphReader, Unfinished
+from onchip.formats.onnx.ops.lengths import MaskPart, begins_mask, continues_mask, inside, passes_mask, turns_mask
+from onchip.formats.onnx.ops.pixels import PixelPart, are_numbers, begins_pixels
+from onchip.formats.onnx.ops.select import shape_part
+from onchip.formats.onnx.tensors import ELEMENT_DTYPES
+from onchip.network.layers import (
+    Abs,
+    Add,
+    Cast,
+    Equal,
+    GlobalSum,
+    Greater,
+    GreaterOrEqual,
+    Mask,
+    Max,
+    Min,
+    Mul,
+    Sub,
+    ToInts,
+)
+from onchip.network.layers.cast import CastTo, Whole
+from onchip.network.reading import show
+from onchip.network.types import numpy_dtype
+
+# The layer, and whether it compares b with a.
+_COMPARISONS = {
+    "Equal": (Equal(), False), "Greater": (Greater(), False), "GreaterOrEqual": (GreaterOrEqual(), False),
+    "Less": (Greater(), True), "LessOrEqual": (GreaterOrEqual(), True),
+}  # fmt: skip
+_SEEN = ("Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "Tile", "Slice", "Gather", "Flatten")
+
+
+@dataclass(frozen=True)
+class Truth(Unfinished):
+    """x is 1.0 where it is true and 0.0 where it is not, or the other way round."""
+
+    is_turned: bool = False
+    dtype: Whole = "bool"  # what it is in the file
+    expected: ClassVar[str] = "a truth value"
+
+    def finish(self, graph: GraphReader, op: Op | None) -> str:
+        return graph.add_step(op, ToInts(self.dtype), (_mask(graph, op, self),))
+
+
+@dataclass(frozen=True)
+class Count(Unfinished):
+    """x is how many were true, as a float: mostly something is divided by it."""
+
+    dtype: Whole
+    expected: ClassVar[str] = "a number"
+
+    def finish(self, graph: GraphReader, op: Op | None) -> str:
+        return graph.add_step(op, ToInts(self.dtype), (self.x,))
+
+
+def counts_truths(graph: GraphReader, op: Op, axes: tuple[int, ...], keep: bool) -> bool:
+    """Whether a ReduceSum is of truth values, seen as ints; if so, it is done."""
+    given = graph.unfinished.get(op.inputs[0])
+    if not isinstance(given, Truth) or given.dtype == "bool":
+        return False
+    graph.begin(op, Count(graph.add_step(op, GlobalSum(axes, keep), (_mask(graph, op, given),)), given.dtype))
+    return True
+
+
+@reads(*_COMPARISONS)
+def read_comparison(graph: GraphReader, op: Op) -> None:
+    if begins_mask(graph, op):
+        return
+    values, constants = operands(graph, op)
+    dtype = graph.types[next(iter(values.values()))].dtype
+    is_few_bits = "int" in dtype and dtype not in ("int32", "int64")
+    if is_few_bits:  # float32 has all of them
+        values = {place: graph.add_step(op, Cast("float32"), (value,)) for place, value in values.items()}
+        constants = {place: number.astype(np.float32) for place, number in constants.items()}
+    layer, is_turned = _COMPARISONS[op.kind]
+    if is_turned:
+        values = {1 - place: value for place, value in values.items()}
+        constants = {1 - place: number for place, number in constants.items()}
+    name = next((name for place, name in enumerate(op.inputs) if graph.is_constant(op, place)), "")
+    found = combine(graph, op, layer, values, constants, is_step=True, name=name)
+    if "int" in graph.types[found].dtype:
+        found = graph.add_step(op, Cast("float32"), (found,))
+    graph.begin(op, Truth(found))
+
+
+@reads("IsInf")
+def read_is_inf(graph: GraphReader, op: Op) -> None:
+    """Beyond the largest number, of either sign or of one."""
+    x = graph.value(op)
+    most = np.array(ml_dtypes.finfo(numpy_dtype(graph.types[x].dtype)).max, numpy_dtype(graph.types[x].dtype))
+    signs = [op.attribute(name, 1) != 0 for name in ("detect_positive", "detect_negative")]
+    if all(signs):
+        x = graph.add_step(op, Abs(), (x,))
+    if signs[0]:
+        graph.begin(op, Truth(graph.add_step(op, Greater(), (x,), {"constant": graph.weight("largest", most)})))
+    else:  # of none it is asked nowhere
+        graph.begin(op, Truth(graph.add_step(op, Greater(), (x,), {"first": graph.weight("least", -most)})))
+
+
+@reads("And", "Or", "Xor")
+def read_both(graph: GraphReader, op: Op) -> None:
+    if len(op.inputs) != 2:
+        raise FormatError(f"{op}: wrong number of inputs", got=str(len(op.inputs)), expected="2")
+    places = [place for place in (0, 1) if not graph.is_constant(op, place)]
+    masks = {place: _mask(graph, op, _given(graph, op, place)) for place in places}
+    if len({graph.types[mask].dtype for mask in masks.values()}) > 1:  # of floats of several kinds
+        masks = {place: graph.add_step(op, Cast("float32"), (mask,)) for place, mask in masks.items()}
+    dtype = numpy_dtype(graph.types[next(iter(masks.values()))].dtype)
+    constants = {place: graph.constant(op, place).astype(dtype) for place in (0, 1) if place not in masks}
+    name = f"{op.outputs[0]}_mask"
+    if op.kind != "Xor":
+        layer = Mul() if op.kind == "And" else Max()
+        graph.begin(op, Truth(combine(graph, op, layer, masks, constants, is_step=True, name=name)))
+        return
+    least, most = (combine(graph, op, layer, masks, constants, is_step=True, name=name) for layer in (Min(), Max()))
+    graph.begin(op, Truth(graph.add_step(op, Sub(), (most, least))))
+
+
+@reads("Not")
+def read_not(graph: GraphReader, op: Op) -> None:
+    if turns_mask(graph, op):
+        return
+    given = _given(graph, op, 0)
+    graph.begin(op, Truth(given.x, not given.is_turned))
+
+
+def _given(graph: GraphReader, op: Op, place: int) -> Truth:
+    """What the node reads there as a truth value: a comparison, a mask of lengths, or a value that is one."""
+    found = _found(graph, op, place)
+    if found is None:
+        got = show(op.inputs[place] if place < len(op.inputs) else "")
+        raise FormatError(f"{op} needs a truth value", got=got, expected="a comparison, or a value of bool")
+    return found
+
+
+def _found(graph: GraphReader, op: Op, place: int) -> Truth | None:
+    name = op.inputs[place] if place < len(op.inputs) else ""
+    given = graph.unfinished.get(name)
+    if isinstance(given, MaskPart) and given.made == "mask":
+        return Truth(inside(graph, op, given), not given.is_inside)
+    if isinstance(given, Truth):
+        return given
+    if isinstance(given, PixelPart) and given.made_by == "IsNaN" and not begins_pixels(graph, op):
+        return Truth(are_numbers(graph, op, given.x), is_turned=True)
+    value = graph.values.get(name)
+    if value is None or graph.types[value].dtype != "bool":
+        return None
+    return Truth(graph.add_step(op, Cast("float32"), (value,)))
+
+
+def reads_truth(graph: GraphReader, op: Op) -> bool:
+    """Whether the node sees a truth value in another way, or makes numbers of it; if so, it is done."""
+    if op.kind not in (*_SEEN, "Cast", "Where", "Shape") or not op.inputs or graph.is_constant(op, 0):
+        return False
+    if passes_mask(graph, op) or (op.kind == "Where" and continues_mask(graph, op)):
+        return True
+    if op.inputs[0] in graph.values and op.kind != "Where":
+        return False  # a value of bool that is moved or cast is a value
+    if op.kind == "Cast" and isinstance(count := graph.unfinished.get(op.inputs[0]), Count):
+        return _casts_count(graph, op, count)
+    given = _found(graph, op, 0)
+    if given is None:
+        return False
+    if op.kind == "Where":
+        _choose(graph, op, given)
+    elif op.kind == "Shape":
+        graph.add_constant(op, np.array(shape_part(op, graph.shape(given.x)), object))
+    elif op.kind != "Cast":
+        name = graph.part(op, op.kind, [graph.part_value(op, given.x), *op.inputs[1:]], **op.attributes)
+        seen = graph.value(Op(op.kind, op.name, (name,), op.outputs, {}))
+        graph.begin(op, dataclasses.replace(given, x=seen))
+    elif (dtype := ELEMENT_DTYPES.get(op.attribute("to", 0))) in get_args(Whole):
+        graph.begin(op, dataclasses.replace(given, dtype=cast(Whole, dtype)))
+    else:
+        name = graph.part(op, "Cast", [graph.part_value(op, _mask(graph, op, given))], **op.attributes)
+        graph.hand_out(op, 0, graph.value(Op(op.kind, op.name, (name,), op.outputs, {})))
+    return True
+
+
+def _casts_count(graph: GraphReader, op: Op, count: Count) -> bool:
+    dtype = ELEMENT_DTYPES.get(op.attribute("to", 0))
+    if dtype not in get_args(CastTo):
+        return False
+    if dtype == graph.types[count.x].dtype:
+        graph.hand_out(op, 0, count.x)
+    else:
+        graph.add(op, Cast(cast(CastTo, dtype)), (count.x,))
+    return True
+
+
+def _choose(graph: GraphReader, op: Op, given: Truth) -> None:
+    """A Where: what is masked out of the one operand plus what is masked out of the other."""
+    values = {place: graph.value(op, place) for place in (1, 2) if not graph.is_constant(op, place)}
+    constants = [graph.constant(op, place).dtype.name for place in (1, 2) if place not in values]
+    dtype = graph.types[next(iter(values.values()))].dtype if values else constants[0]
+    if dtype == "bool":
+        raise FormatError(f"{op}: only numbers can be chosen by a comparison", got=dtype, expected="floats or ints")
+    masks = {1: _mask(graph, op, given), 2: _mask(graph, op, Truth(given.x, not given.is_turned))}
+    if graph.types[given.x].dtype != dtype:
+        to = Cast(cast(CastTo, dtype)) if "float" in dtype else ToInts(cast(Whole, dtype))
+        masks = {place: graph.add_step(op, to, (mask,)) for place, mask in masks.items()}
+    parts: dict[int, str] = {}
+    for place, mask in masks.items():
+        if place in values:
+            parts[place] = combine(graph, op, Mask(), {0: values[place], 1: mask}, {}, is_step=True)
+            continue
+        array = graph.weight_constant(op, place, masks[1])
+        if array.size > 1 or array.any():
+            parts[place] = combine(graph, op, Mask(), {1: mask}, {0: array}, is_step=True, name=op.inputs[place])
+    if not parts:
+        raise FormatError(f"{op} chooses between zeros", got=show(op.inputs[1:]), expected="a value, or other numbers")
+    some = next(iter(parts.values()))
+    graph.hand_out(op, 0, combine(graph, op, Add(), parts, {}, is_step=True) if len(parts) > 1 else some)
+
+
+def _mask(graph: GraphReader, op: Op | None, given: Truth) -> str:
+    """1 where it is true, else 0; that is 1 - x where x says the opposite."""
+    if not given.is_turned:
+        return given.x
+    dtype = numpy_dtype(graph.types[given.x].dtype)
+    turned = graph.add_step(op, Mul(), (given.x,), {"constant": graph.weight("minus_one", np.array(-1, dtype))})
+    return graph.add_step(op, Add(), (turned,), {"constant": graph.weight("plus_one", np.array(1, dtype))})

@@ -1,0 +1,383 @@
+"""Values whose batch does not stand in front for a while: steps first, as ONNX's recurrent operators want them, or one
+axis with the heads of an attention.
+
+Nothing is moved by a Transpose that takes the batch from the front, nor by what follows, until another one brings it
+back or an operator takes the numbers from there: what is left to do then is often nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.formats.onnx.ops.base import Op
+from onchip.formats.onnx.ops.graph_reader import GraphReader, Unfinished
+from onchip.formats.onnx.ops.select import shape_part, slice_operands, split_ranges
+from onchip.network.layers import Concat, Linear, Permute, Reshape, Slice
+from onchip.network.layers.recurrent import Recurrent
+from onchip.network.reading import MAX_RANK, show
+from onchip.network.types import BATCH, Dim
+
+Axis = tuple[int, ...]  # of the file: axes of `shape` that it is made of, the last one fastest; none of a size of 1
+ALIKE = ("Add", "Sub", "Mul", "Div", "Relu", "Sigmoid", "Tanh", "Gelu", "Cast")  # numbers at the same place alone
+
+
+@dataclass(frozen=True)
+class Turned(Unfinished):
+    """The value x, seen as `shape` with the batch in front and no other size of 1, then as the file's axes."""
+
+    shape: tuple[Dim, ...]
+    axes: tuple[Axis, ...]
+    parts: tuple[Turned, ...] = ()  # those that stand one after the other along the file's axis 0
+    expected: ClassVar[str] = "a Transpose or Reshape that puts the batch first again: h.transpose(0, 1) in torch"
+
+    @staticmethod
+    def seen(x: str, shape: Iterable[Dim], order: Iterable[int]) -> Turned:
+        """x as `shape`, the batch first, with its axes in another order."""
+        sizes = tuple(shape)
+        kept = [axis for axis, size in enumerate(sizes) if axis == 0 or size != 1]
+        axes = tuple((kept.index(axis),) if axis in kept else () for axis in order)
+        return Turned(x, tuple(sizes[axis] for axis in kept), axes)
+
+    @property
+    def file_shape(self) -> tuple[Dim, ...]:
+        return tuple(batches(0 in axis, math.prod(int(self.shape[a]) for a in axis if a)) for axis in self.axes)
+
+    def sizes(self, axis: Axis) -> tuple[Dim, ...]:
+        """Of what an axis is made."""
+        return tuple(self.shape[a] for a in axis)
+
+    @property
+    def in_place(self) -> tuple[Axis, ...]:
+        """All axes as they lie in x."""
+        return tuple((axis,) for axis in range(len(self.shape)))
+
+    def finish(self, graph: GraphReader, op: Op | None) -> str | None:
+        """The value itself, where the batch is in front."""
+        return self.in_order(graph, op, self.axes) if self.axes[0] == (0,) else None
+
+    def in_order(self, graph: GraphReader, op: Op | None, axes: tuple[Axis, ...]) -> str:
+        """The name of a value of these axes, the batch first."""
+        x, order = self.x, tuple(a for axis in axes for a in axis)
+        if order != tuple(range(len(order))):
+            x = graph.add_step(op, Permute(order), (self.in_order(graph, op, self.in_place),))
+        sizes = tuple(math.prod(int(self.shape[a]) for a in axis) for axis in axes[1:])
+        return x if graph.types[x].row_shape == sizes else graph.add_step(op, Reshape(sizes), (x,))
+
+
+def batches(has_batch: bool, count: int) -> Dim:
+    """A size: so many numbers, or so many for each row of the batch."""
+    return count if not has_batch else BATCH if count == 1 else f"{BATCH}*{count}"
+
+
+def counted(size: Dim) -> tuple[bool, int]:
+    """The inverse of `batches`."""
+    if not isinstance(size, str):
+        return False, int(size)
+    return True, int(size.removeprefix(BATCH).removeprefix("*") or 1)
+
+
+def reads_turned(graph: GraphReader, op: Op) -> bool:
+    """Whether the node is about a value whose batch is not in front, or will not be, and is done by that."""
+    if graph.one_row or not op.inputs:
+        return False
+    found = (graph.unfinished.get(name) for name in (op.inputs if op.kind in ALIKE else op.inputs[:1]))
+    given = next((value for value in found if isinstance(value, Turned)), None)
+    if given is None:
+        if op.kind not in ("Transpose", "Unsqueeze", "Reshape") or op.inputs[0] not in graph.values:
+            return False
+        shape = graph.types[graph.value(op)].shape
+        if op.kind == "Reshape" and not _moves_batch(graph, op):
+            return False
+        made = HANDLERS[op.kind](graph, op, Turned.seen(graph.value(op), shape, range(len(shape))))
+        if made is not None and made.axes[0] == (0,):
+            return False  # the batch stays where it is
+    elif op.kind == "Shape":
+        graph.add_constant(op, np.array(shape_part(op, given.file_shape), object))
+        return True
+    elif op.kind not in HANDLERS or (given.axes[0] == (0,) and op.kind in (*ALIKE, "Gemm", "MatMul")):
+        return False
+    else:
+        made = HANDLERS[op.kind](graph, op, given)
+    if made is not None:
+        graph.begin(op, made)
+    return made is not None
+
+
+def _moves_batch(graph: GraphReader, op: Op) -> bool:
+    """Whether a Reshape joins the batch with another axis: it says so, or in front stands more than the batch."""
+    if not graph.is_constant(op, 1):
+        return False
+    wanted = graph.constant_or_shape(op, 1).ravel().tolist()
+    if wanted[:1] == [-1] and all(isinstance(size, int) and size > 0 for size in wanted[1:]):
+        count, rest = graph.types[graph.value(op)].row_size, math.prod(wanted[1:])
+        return bool(count != rest and count % rest == 0)
+    if graph.batch and len(wanted) > 1 and isinstance(wanted[0], int) and wanted[0] > graph.batch:
+        return wanted[0] % graph.batch == 0
+    return any(isinstance(size, str) and size != BATCH for size in wanted)
+
+
+def _transpose(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
+    rank = len(given.axes)
+    order = op.sizes("perm", list(range(rank))[::-1], rank)
+    if sorted(order) != list(range(rank)):
+        return None
+    return Turned(given.x, given.shape, tuple(given.axes[axis] for axis in order))
+
+
+def _squeeze(graph: GraphReader, op: Op, given: Turned) -> Turned:
+    axes, rank = graph.axes(op, since=13), len(given.axes)
+    if axes is None or any(not -rank <= a < rank or given.axes[a] for a in axes):
+        raise FormatError(
+            f"{op}: only sizes of 1 can go", got=f"axes {axes} of {show(list(given.file_shape))}", expected="axes of 1"
+        )
+    gone = {a % rank for a in axes}
+    return Turned(given.x, given.shape, tuple(axis for a, axis in enumerate(given.axes) if a not in gone))
+
+
+def _unsqueeze(graph: GraphReader, op: Op, given: Turned) -> Turned:
+    new = graph.new_axes(op)
+    rank = len(given.axes) + len(new)
+    places = {axis % rank for axis in new if -rank <= axis < rank}
+    if rank > MAX_RANK or len(places) < len(new):
+        raise FormatError(f"{op}: bad axes", got=show(new), expected=f"different ones from {-rank} to {rank - 1}")
+    old = iter(given.axes)
+    return Turned(given.x, given.shape, tuple(() if axis in places else next(old) for axis in range(rank)))
+
+
+def _reshape(graph: GraphReader, op: Op, given: Turned) -> Turned:
+    """The same numbers in the same order: axes are joined and split."""
+    before = given.file_shape
+    wanted: list[Dim] = graph.constant_or_shape(op, 1).ravel().tolist()
+    if not op.attribute("allowzero", 0):
+        wanted = [before[axis] if d == 0 and axis < len(before) else d for axis, d in enumerate(wanted)]
+    if len(wanted) > MAX_RANK:
+        raise FormatError(f"{op}: too many axes", got=str(len(wanted)), expected=f"at most {MAX_RANK}")
+    fixed = [] if graph.batch is None or any(isinstance(d, str) for d in wanted) else _of_batch(wanted, graph.batch)
+    made = [turned for sizes in (*fixed, wanted) if (turned := _split_up(given, sizes)) is not None]
+    if not made:
+        got = f"{show(list(before))} to {show(wanted)}"
+        raise FormatError(f"{op} would mix the rows of the batch", got=got, expected="the batch by itself")
+    return max(made, key=lambda turned: _likelihood(given, turned))
+
+
+def _likelihood(given: Turned, made: Turned) -> tuple[bool, bool, int]:
+    """A batch of 1 may stand in several places, and each is right for a row: it is likely to be an axis, or at least
+    none of the last one, which products are along, nor of those that were there before."""
+    old = {*map(given.sizes, given.axes)}
+    return (0,) in made.axes, 0 not in made.axes[-1], len({*map(made.sizes, made.axes)} & old)
+
+
+def _of_batch(wanted: list[Dim], batch: int) -> list[list[Dim]]:
+    """Sizes of a file that fixes the batch, with it taken out of one of them: of which, the numbers' order says."""
+    places = [axis for axis, d in enumerate(wanted) if int(d) > 0 and int(d) % batch == 0]
+    return [[*wanted[:axis], batches(True, int(wanted[axis]) // batch), *wanted[axis + 1 :]] for axis in places]
+
+
+def _split_up(given: Turned, wanted: list[Dim]) -> Turned | None:
+    """The same numbers as axes of these sizes; None where the batch would not stay by itself."""
+    has_batch = any(isinstance(d, str) for d in wanted)
+    count = math.prod(int(d) for d in given.shape[1:])
+    known = math.prod(counted(d)[1] for d in wanted if d != -1)
+    wanted = [batches(not has_batch, count // max(known, 1)) if d == -1 else d for d in wanted]
+    # By place in x: axis 3 splits into (3, 0) and (3, 1). What is left is in the order of the file's numbers.
+    pieces: dict[Axis, Dim] = {(a,): size for a, size in enumerate(given.shape)}
+    left: list[Axis] = [(a,) for axis in given.axes for a in axis]
+    made = [_taken(left, pieces, *counted(size)) for size in wanted]
+    if left or not count or None in made:
+        return None
+    places = sorted(pieces)
+    axes = tuple(tuple(places.index(piece) for piece in axis or ()) for axis in made)
+    return Turned(given.x, tuple(pieces[piece] for piece in places), axes)
+
+
+def _taken(left: list[Axis], pieces: dict[Axis, Dim], has_batch: bool, count: int) -> tuple[Axis, ...] | None:
+    """The first pieces that are left, of this size together, with the batch or without; None if they are not."""
+    taken: list[Axis] = []
+    while left and (has_batch or count > 1):
+        piece = left.pop(0)
+        size = pieces[piece]
+        if isinstance(size, str):
+            if not has_batch:
+                return None
+            has_batch = False
+        elif count % size == 0:
+            count //= size
+        elif size % count == 0 and count > 1:
+            first, rest = (*piece, 0), (*piece, 1)
+            del pieces[piece]
+            pieces[first], pieces[rest] = count, size // count
+            left.insert(0, rest)
+            piece, count = first, 1
+        else:
+            return None
+        taken.append(piece)
+    return None if has_batch or count != 1 else tuple(taken)
+
+
+def _concat(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
+    """The last states of several layers, one after the other: of most, only one is read then."""
+    found = [graph.unfinished.get(name) for name in op.inputs]
+    parts = tuple(part for part in found if isinstance(part, Turned) and len(part.axes) == len(given.axes))
+    places = {part.axes.index((0,)) for part in parts if (0,) in part.axes}
+    if len(parts) < len(found) or len(places) != 1 or op.attribute("axis", 0) != 0 or places == {0}:
+        return None
+    values = tuple(part.in_order(graph, op, ((0,), *(axis for axis in part.axes if axis != (0,)))) for part in parts)
+    together = graph.add_step(op, Concat(1), values)
+    order = list(range(1, len(given.axes)))
+    order.insert(places.pop(), 0)
+    made = Turned.seen(together, graph.types[together].shape, order)
+    return Turned(made.x, made.shape, made.axes, parts)
+
+
+def _gather(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
+    """One place along an axis: of one place, or the last step of a sequence that is walked forward, or any other."""
+    if not graph.is_constant(op, 1) or graph.constant(op, 1).ndim:
+        return None
+    rank, place, axis = len(given.axes), int(graph.constant(op, 1)), op.attribute("axis", 0)
+    if not -rank <= axis < rank or len(given.axes[axis]) > 1 or given.axes[axis] == (0,):
+        return None
+    axis %= rank
+    size = int(given.file_shape[axis])
+    if not -size <= place < size:
+        raise FormatError(f"{op}: out of range", got=f"place {place}", expected=f"{-size} to {size - 1}")
+    place %= size
+    for part in given.parts if axis == 0 else ():
+        if place < (count := int(part.file_shape[0])):
+            return _chosen(graph, op, part, axis, place)
+        place -= count
+    return _chosen(graph, op, given, axis, place)
+
+
+def _chosen(graph: GraphReader, op: Op, given: Turned, axis: int, place: int) -> Turned | None:
+    """The same without the file's axis, of which one place is left."""
+    others = tuple(each for a, each in enumerate(given.axes) if a != axis)
+    if not given.axes[axis]:
+        return Turned(given.x, given.shape, others)
+    (along,) = given.axes[axis]
+    is_step = along == 1 and graph.types[given.x].shape[:2] == given.shape[:2]
+    chosen = last_step(graph, op, given.x) if is_step and place == int(given.shape[1]) - 1 else None
+    if chosen is None:
+        if given.axes[0] == (0,):
+            return None  # a value, as all others
+        x = graph.part_value(op, given.in_order(graph, op, given.in_place))
+        name = graph.part(op, "Gather", [x, graph.part_constant(op, np.array(place))], axis=along)
+        chosen = graph.value(Op(op.kind, op.name, (name,), op.outputs, {}))
+    left = tuple(tuple(a - (a > along) for a in each) for each in others)
+    return Turned(chosen, (*given.shape[:along], *given.shape[along + 1 :]), left)
+
+
+def _split(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
+    """A Slice for each output, along one axis; as q, k, v = qkv.permute(2, 0, 3, 1, 4) has it."""
+    rank, axis = len(given.axes), op.attribute("axis", 0)
+    if not -rank <= axis < rank or len(given.axes[axis]) != 1 or given.axes[axis] == (0,) or given.axes[0] == (0,):
+        return None
+    (along,) = given.axes[axis]
+    made = [_ranged(graph, op, given, along, places) for places in split_ranges(graph, op, int(given.shape[along]))]
+    for output, other in enumerate(made[1:], start=1):
+        graph.begin(op, other, output)
+    return made[0]
+
+
+def _slice(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
+    """Along one axis, a step at a time: as q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0) has it."""
+    starts, ends, axes, steps = slice_operands(graph, op)
+    rank = len(given.axes)
+    if len(axes) != 1 or steps != [1] or not -rank <= axes[0] < rank or given.axes[0] == (0,):
+        return None
+    if len(given.axes[axes[0]]) != 1 or given.axes[axes[0]] == (0,):
+        return None
+    (along,) = given.axes[axes[0]]
+    places = range(int(given.shape[along]))[starts[0] : ends[0]]
+    return _ranged(graph, op, given, along, places) if places else None
+
+
+def _ranged(graph: GraphReader, op: Op, given: Turned, along: int, places: range) -> Turned:
+    """The same with some places, one after the other, of an axis of its shape."""
+    ranges = [range(int(d)) for d in given.shape[1:]]
+    ranges[along - 1] = places
+    layer = Slice(tuple(r.start for r in ranges), tuple(map(len, ranges)), (1,) * len(ranges))
+    part = graph.add_step(op, layer, (given.in_order(graph, op, given.in_place),))
+    shape, axes = list(given.shape), given.axes
+    shape[along] = len(places)
+    if len(places) == 1:
+        del shape[along]
+        axes = tuple(tuple(a - (a > along) for a in each if a != along) for each in axes)
+    return Turned(part, tuple(shape), axes)
+
+
+def last_step(graph: GraphReader, op: Op, x: str) -> str | None:
+    """What the last step alone of a recurrent layer makes that is walked forward; None if x is something else."""
+    node = graph.nodes.get(x)
+    if node is None or not isinstance(node.layer, Recurrent):
+        return None
+    if node.layer.direction != "forward" or node.layer.output != "sequence" or len(graph.types[x].shape) != 3:
+        return None
+    layer = type(node.layer)(**{**node.layer.attributes(), "output": "last"})
+    return graph.add_step(op, layer, node.inputs, node.weights)
+
+
+def ends_last(given: Turned) -> tuple[tuple[Axis, ...], Turned]:
+    """The axes in an order in which the file's last one lies last, joined; and how they are seen then, but for x."""
+    *front, last = given.axes
+    order = [a for axis in given.in_place for a in axis if a not in last]
+    sizes = (*(given.shape[a] for a in order), math.prod(int(given.shape[a]) for a in last))
+    axes = (*(tuple(order.index(a) for a in axis) for axis in front), (len(order),))
+    return (*((a,) for a in order), last), Turned("", sizes, axes)
+
+
+def product(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
+    """With a constant matrix, along the file's last axis."""
+    if not graph.is_constant(op, 1) or graph.constant(op, 1).ndim != 2 or 0 in given.axes[-1] or not given.axes[-1]:
+        return None
+    if op.attribute("transA", 0) or any(op.attribute(name, 1.0) != 1 for name in ("alpha", "beta")):
+        return None
+    order, seen = ends_last(given)
+    x = given.in_order(graph, op, order)
+    matrix = graph.weight_constant(op, 1, x)
+    roles = {"weight": graph.weight(op.inputs[1], matrix if op.attribute("transB", 0) else matrix.T)}
+    if graph.has(op, 2):
+        if not graph.is_constant(op, 2) or graph.constant(op, 2).ndim != 1:
+            return None
+        roles["bias"] = graph.weight(op.inputs[2], graph.weight_constant(op, 2, x))
+    made = graph.add_step(op, Linear(), (x,), roles)
+    return Turned(made, (*seen.shape[:-1], graph.types[made].row_shape[-1]), seen.axes)
+
+
+def alike(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
+    """Each number by itself, with those of another value that is seen alike, or with constants of the last axis."""
+    if 0 in given.axes[-1] or not given.axes[-1]:
+        return None
+    order, seen = ends_last(given)
+    inputs = []
+    for index, name in enumerate(op.inputs):
+        other = graph.unfinished.get(name)
+        if isinstance(other, Turned) and (other.shape, other.axes) == (given.shape, given.axes):
+            inputs.append(graph.part_value(op, other.in_order(graph, op, order)))
+        elif graph.is_constant(op, index) and all(size == 1 for size in graph.constant(op, index).shape[:-1]):
+            inputs.append(name)
+        else:
+            return None
+    name = graph.part(op, op.kind, inputs, **op.attributes)
+    return Turned(graph.value(Op(op.kind, op.name, (name,), op.outputs, {})), seen.shape, seen.axes)
+
+
+HANDLERS: dict[str, Callable[[GraphReader, Op, Turned], Turned | None]] = {
+    "Transpose": _transpose,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Reshape": _reshape,
+    "Gather": _gather,
+    "Slice": _slice,
+    "Split": _split,
+    "Concat": _concat,
+    "Gemm": product,
+    "MatMul": product,
+    "Identity": lambda graph, op, given: given,
+    **dict.fromkeys(ALIKE, alike),
+}

@@ -1,0 +1,116 @@
+"""Windows over three axes, by layers over two: volumes and videos, (B, C, D, H, W).
+
+A convolution takes what a window sees along D for channels and stands the planes one below the other. Rows of zeros
+after each keep windows from reaching into the next; what they see of both is cut away. A transposed one does the same
+and adds planes up where windows overlap. Pools do rows and columns first, then D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.formats.onnx.ops.base import Op
+from onchip.formats.onnx.ops.graph_reader import GraphReader
+from onchip.formats.onnx.ops.windows import Window
+from onchip.network.layers import AvgPool2d, Conv2d, ConvTranspose2d, Gather, MaxPool2d, Pad, Reshape, Slice
+from onchip.network.layers.conv import window_counts
+from onchip.network.types import numpy_dtype
+
+MOST_PLANES = 1 << 14  # that windows see along D, together: each is named
+
+
+def add_conv(graph: GraphReader, op: Op, x: str, window: Window, groups: int, roles: Mapping[str, str]) -> None:
+    """A Conv with a kernel of three axes."""
+    C, D, H, W = graph.types[x].row_shape
+    D_out, H_out, W_out = window_counts(graph.types[x], window.kernel, window.stride, window.pads, window.dilation)
+    kernel, stride, dilation, pads = window.kernel, window.stride, window.dilation, window.pads
+    weight = graph.weights[roles["weight"]]
+    C_out = len(weight)
+    if kernel[1:] == stride[1:] == (1, 1) and not any(pads[1:3] + pads[4:]):  # along D alone
+        narrow = graph.weight(roles["weight"], weight.reshape(*weight.shape[:3], 1))
+        flat = graph.add_step(op, Reshape((C, D, H * W)), (x,))
+        layer = Conv2d((stride[0], 1), (pads[0], 0, pads[3], 0), (dilation[0], 1), groups)
+        made = graph.add_named(op, layer, (flat,), {**roles, "weight": narrow})
+        graph.add(op, Reshape((C_out, D_out, H_out, W_out)), (made,))
+        return
+    steps = -(-(H + pads[1] + pads[4]) // stride[1])  # windows a plane, those with it that reach past its end
+    below = steps * stride[1] - H - pads[1]
+    x = _padded(graph, op, x, (0, pads[0], pads[1], 0, 0, pads[3], below, 0))
+    _check_planes(op, kernel[0] * D_out)
+    seen = [first * stride[0] + tap * dilation[0] for tap in range(kernel[0]) for first in range(D_out)]
+    if seen != list(range(graph.types[x].row_shape[1])):
+        x = graph.add_step(op, Gather(2, tuple(seen)), (x,))
+    planes = graph.add_step(op, Reshape((C * kernel[0], D_out * steps * stride[1], W)), (x,))
+    wide = graph.weight(roles["weight"], weight.reshape(C_out, -1, *kernel[1:]))
+    layer = Conv2d(stride[1:], (0, pads[2], max(0, window.span(1) - stride[1]), pads[5]), dilation[1:], groups)
+    made = graph.add_named(op, layer, (planes,), {**roles, "weight": wide})
+    cut = graph.add_step(op, Reshape((C_out, D_out, steps, W_out)), (made,))
+    graph.add(op, Slice((0, 0, 0, 0), (C_out, D_out, H_out, W_out), (1, 1, 1, 1)), (cut,))
+
+
+def add_transposed(
+    graph: GraphReader, op: Op, x: str, window: Window, extra: list[int], groups: int, roles: Mapping[str, str]
+) -> None:
+    """A ConvTranspose with a kernel of three axes; `extra` is its output_padding."""
+    C, D, H, W = graph.types[x].row_shape
+    kernel, stride, dilation, pads = window.kernel, window.stride, window.dilation, window.pads
+    weight = graph.weights[roles["weight"]]
+    C_out = weight.shape[1] * groups
+    reach = (H - 1) * stride[1] + window.span(1)  # rows that a plane makes
+    H_out = reach - pads[1] - pads[4] + extra[1]
+    steps = -(-max(reach, pads[1] + H_out) // stride[1])
+    x = _padded(graph, op, x, (0, 0, 0, 0, 0, 0, steps - H, 0))
+    planes = graph.add_step(op, Reshape((C, D * steps, W)), (x,))
+    wide = graph.weight(roles["weight"], weight.reshape(C, -1, *kernel[1:]))
+    over = window.span(1) - stride[1]  # of the last row, past the rows that are its own
+    spread = ConvTranspose2d(
+        stride[1:], (0, pads[2], max(0, over), pads[5]), (max(0, -over), extra[2]), dilation[1:], groups
+    )
+    made = graph.add_named(op, spread, (planes,), {"weight": wide})
+    W_out = graph.types[made].row_shape[2]
+    cut = graph.add_step(op, Reshape((C_out * kernel[0], D, steps * stride[1], W_out)), (made,))
+    layer = Slice((0, 0, pads[1], 0), (C_out * kernel[0], D, H_out, W_out), (1, 1, 1, 1))
+    flat = graph.add_step(op, Reshape((C_out * kernel[0], D, H_out * W_out)), (graph.add_step(op, layer, (cut,)),))
+    _check_planes(op, kernel[0] * kernel[0])
+    # Each tap's planes to where it stands along D.
+    taps = np.eye(kernel[0], dtype=numpy_dtype(graph.types[x].dtype)).reshape(kernel[0], 1, kernel[0], 1)
+    name = graph.weight(f"{op.outputs[0]}_taps", np.tile(taps, (C_out, 1, 1, 1)))
+    along = ConvTranspose2d((stride[0], 1), (pads[0], 0, pads[3], 0), (extra[0], 0), (dilation[0], 1), C_out)
+    bias = {"bias": roles["bias"]} if "bias" in roles else {}
+    together = graph.add_step(op, along, (flat,), {"weight": name, **bias})
+    graph.add(op, Reshape((C_out, graph.types[together].row_shape[1], H_out, W_out)), (together,))
+
+
+def add_pool(
+    graph: GraphReader, op: Op, x: str, window: Window, pads: tuple[int, ...], ceil: bool, count_pads: bool | None
+) -> None:
+    """A MaxPool, or with `count_pads` given an AveragePool: the part of a window that is inside is a box."""
+
+    def pool(size: tuple[int, int], strides: tuple[int, int], zeros: tuple[int, ...], apart: tuple[int, int]) -> (
+        MaxPool2d | AvgPool2d
+    ):  # fmt: skip
+        if count_pads is None:
+            return MaxPool2d(size, strides, zeros, apart, ceil)
+        return AvgPool2d(size, strides, zeros, apart, ceil, count_pads)
+
+    C, D, H, W = graph.types[x].row_shape
+    (kd, *size), (sd, *strides), (dd, *apart) = window.kernel, window.stride, window.dilation
+    flat = graph.add_step(op, Reshape((C * D, H, W)), (x,))
+    within = pool((size[0], size[1]), (strides[0], strides[1]), (*pads[1:3], *pads[4:]), (apart[0], apart[1]))
+    made = graph.add_step(op, within, (flat,))
+    H_out, W_out = graph.types[made].row_shape[1:]
+    lines = graph.add_step(op, Reshape((C, D, H_out * W_out)), (made,))
+    made = graph.add_step(op, pool((kd, 1), (sd, 1), (pads[0], 0, pads[3], 0), (dd, 1)), (lines,))
+    graph.add(op, Reshape((C, graph.types[made].row_shape[1], H_out, W_out)), (made,))
+
+
+def _check_planes(op: Op, count: int) -> None:
+    if count > MOST_PLANES:
+        raise FormatError(f"{op}: too many planes", got=f"{count:,}", expected=f"at most {MOST_PLANES:,}")
+
+
+def _padded(graph: GraphReader, op: Op, x: str, pads: tuple[int, ...]) -> str:
+    return graph.add_step(op, Pad(pads), (x,)) if any(pads) else x

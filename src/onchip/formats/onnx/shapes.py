@@ -1,0 +1,151 @@
+"""Sizes of an ONNX file's inputs: the file's own, and the caller's where the file leaves them open."""
+
+from __future__ import annotations
+
+import operator
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onchip.errors import FormatError, InputError
+from onchip.formats.onnx.tensors import text
+from onchip.network.names import did_you_mean
+from onchip.network.reading import MAX_RANK, show
+from onchip.network.types import BATCH, Dim
+
+# By the names of inputs: sizes, and a string for the batch, which comes first. A file of one input needs no name.
+Shapes = Mapping[str, Sequence[Dim]] | Sequence[Dim]
+Sizes = tuple[int | None, ...]  # of an input: None is a batch of any number of rows
+_Found = tuple[Dim | None, ...]  # of an input in the file: a size, a symbol or nothing
+
+_EXAMPLE = (BATCH, 3, 224, 224)
+_IMAGE_SIZE, _OTHER_SIZE = 224, 128  # what the error suggests for an open axis
+
+
+def input_sizes(
+    values: Sequence[Any], shapes: Shapes | None, one_row: bool = False
+) -> dict[str, tuple[int | None, tuple[int, ...]]]:
+    """The batch and the shape of a row of each input. An open size is the one in `shapes`, there or for its symbol.
+
+    values   ValueInfoProtos
+    one_row  axis 0 is no batch, so it needs a size as the others do
+    """
+    files = {text(value.name): _file_sizes(value) for value in values}
+    given = _given(shapes, list(files))
+    known = _symbols(files, given)
+    first = 0 if one_row else 1  # axis of a row
+    found: dict[str, _Found] = {}
+    for name, of_file in files.items():
+        sizes = _joined(name, of_file, given.get(name))
+        if not first <= len(sizes) < MAX_RANK + first:
+            got, expected = f"{len(sizes)} axes", f"{first} to {MAX_RANK}"
+            raise FormatError(f"input {show(name)} has no batch", got=got, expected=expected)
+        found[name] = tuple(known.get(d, d) if isinstance(d, str) and i >= first else d for i, d in enumerate(sizes))
+    rows = {name: tuple(d for d in sizes[first:] if isinstance(d, int)) for name, sizes in found.items()}
+    if any(len(rows[name]) + first < len(sizes) for name, sizes in found.items()):
+        raise _open_error(found, first)
+    batches = {name: None if one_row else sizes[0] for name, sizes in found.items()}
+    return {name: (batch if isinstance(batch, int) and batch else None, rows[name]) for name, batch in batches.items()}
+
+
+def _file_sizes(value: Any) -> _Found | None:
+    """What the file says of each axis; None where it has no shape."""
+    if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else _symbol(text(dim.dim_param))
+        for dim in value.type.tensor_type.shape.dim
+    )
+
+
+def _symbol(name: str) -> str | None:
+    """A symbol is one size wherever it stands; some exporters write '?', '-1' or 'None' at every open axis."""
+    return name if name != "None" and any(letter.isalpha() for letter in name) else None
+
+
+def _given(shapes: Shapes | None, names: Sequence[str]) -> dict[str, Sizes]:
+    """The caller's sizes by the names of inputs, checked."""
+    if shapes is None:
+        return {}
+    if not isinstance(shapes, Mapping):
+        if len(names) != 1:
+            raise InputError(
+                "a shape without the name of its input", got=show(shapes),
+                expected=f"a shape for one of {', '.join(map(show, names))}", hint=_suggestion({names[0]: shapes}),
+            )  # fmt: skip
+        shapes = {names[0]: shapes}
+    for name in shapes:
+        if name not in names:
+            raise InputError(
+                "a shape for an input that the file does not have", got=show(name),
+                expected=", ".join(map(show, names)), hint=did_you_mean(str(name), names),
+            )  # fmt: skip
+    return {name: _checked(name, shape) for name, shape in shapes.items()}
+
+
+def _checked(name: str, shape: Sequence[Dim]) -> Sizes:
+    try:
+        sizes = [None if i == 0 and isinstance(d, str) else operator.index(d) for i, d in enumerate(shape)]  # type: ignore[arg-type]
+    except TypeError:  # None, a float, a string after axis 0
+        sizes = []
+    if isinstance(shape, str) or not 1 <= len(sizes) <= MAX_RANK or any(d is not None and d < 1 for d in sizes):
+        expected = f"sizes of at least 1, and {BATCH!r} for the batch, which comes first"
+        raise InputError(f"bad shape for input {show(name)}", got=show(shape), expected=expected, hint=str(_EXAMPLE))
+    return tuple(sizes)
+
+
+def _symbols(files: Mapping[str, _Found | None], given: Mapping[str, Sizes]) -> dict[str, int]:
+    """The size of each symbol that has one; InputError where it has two."""
+    known: dict[str, int] = {}
+    for name, sizes in given.items():
+        for symbol, size in zip(files[name] or (), sizes, strict=False):
+            if isinstance(symbol, str) and size is not None and known.setdefault(symbol, size) != size:
+                raise InputError(
+                    f"two sizes for {show(symbol)}", got=f"{known[symbol]} and {size}, for input {show(name)}",
+                    expected="one size: the file has the same symbol in both places",
+                    hint=f"{known[symbol]} in both, or {size}",
+                )  # fmt: skip
+    return known
+
+
+def _joined(name: str, of_file: _Found | None, given: Sizes | None) -> _Found:
+    """The file's sizes with the caller's where they are open; InputError where the two contradict each other."""
+    if of_file is None and given is None:
+        expected = "a tensor of known rank, the batch first"
+        raise FormatError(f"input {show(name)} has no shape", expected=expected, hint=_suggestion({name: _EXAMPLE}))
+    if of_file is None or given is None:
+        return of_file or given or ()
+    pairs = list(zip(of_file, given, strict=False))
+    # Some exporters write 0 for an open size. In other files it is one, so only the caller can tell.
+    if len(of_file) != len(given) or any(isinstance(own, int) and d not in (None, own) and own for own, d in pairs):
+        raise InputError(
+            f"the file has another shape for input {show(name)}", got=_text(given), expected=_text(of_file),
+            hint="sizes for the axes that are open, the others as they are",
+        )  # fmt: skip
+    return tuple(own if d is None else d for own, d in pairs)
+
+
+def _text(sizes: Sequence[Dim | None]) -> str:
+    return f"({', '.join('open' if size is None else str(size) for size in sizes)})"
+
+
+def _open_error(found: Mapping[str, _Found], first: int) -> FormatError:
+    """All open sizes by input and axis, and a line to paste."""
+    told: list[str] = []
+    shapes: dict[str, tuple[Dim, ...]] = {}
+    for name, sizes in found.items():
+        axes = [axis for axis, size in enumerate(sizes) if axis >= first and not isinstance(size, int)]
+        if axes:
+            symbols = [f"axis {axis}" + (f" ({show(sizes[axis])})" if sizes[axis] else "") for axis in axes]
+            told.append(f"input {show(name)}: {', '.join(symbols)}")
+            guess = _IMAGE_SIZE if len(sizes) > 3 else _OTHER_SIZE
+            shapes[name] = (BATCH, *(size if isinstance(size, int) else guess for size in sizes[1:]))
+    expected = "a size for each axis after the batch"
+    hint = f"{_suggestion(shapes)}, with your sizes"
+    return FormatError("only the batch may be unknown", got="; ".join(told), expected=expected, hint=hint)
+
+
+def _suggestion(shapes: Mapping[str, Sequence[Dim]]) -> str:
+    """The same shapes for `onchip.load` and for the command line."""
+    options = [shlex.quote(f"{name}={','.join(map(str, shape))}") for name, shape in shapes.items()]
+    return f"shapes={dict(shapes)}, or {' '.join(f'--shape {option}' for option in options)}"

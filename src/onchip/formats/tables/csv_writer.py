@@ -1,0 +1,86 @@
+"""Results as a table: a line a row. Numbers as they are or, where classes have names, labels and probabilities."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import IO, Any
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.formats.arrays.row_files import RowWriter
+from onchip.network.recipe import Array
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # the last four: as wide as a Chinese letter
+_QUOTED = set(',;"\t\r\n')  # some countries' spreadsheets take ; for a comma
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # -1 is a label that many tables have
+
+
+class CsvWriter(RowWriter):
+    """A header, then a line a row: the numbers of each, or with `classes` the likeliest and their probabilities.
+
+    A label that a spreadsheet would run as a formula, as =cmd(), is written with a ' before it.
+
+    classes  what the numbers of a row are logits of
+    top      how many of them
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        shape: tuple[int, ...],
+        dtype: Any,
+        classes: Sequence[str] = (),
+        top: int = 1,
+    ) -> None:
+        super().__init__(path, shape, dtype)
+        self.classes, self.top = tuple(classes), top
+
+    def _begin(self, file: IO[bytes]) -> None:
+        if self.classes:
+            numbers = [""] if self.top == 1 else [str(i + 1) for i in range(self.top)]
+            head = [f"{what}{number}" for number in numbers for what in ("label", "probability")]
+        else:
+            head = [f"y{i}" for i in range(int(np.prod(self.shape[1:])))]
+        self._write_lines(file, [head])
+
+    def _append(self, file: IO[bytes], rows: Array) -> None:
+        if self.classes:
+            answers = likeliest(rows, self.classes, self.top)
+            lines = [[cell for label, share in row for cell in (as_cell(label), f"{share:.6g}")] for row in answers]
+        else:
+            form = "{:.9g}" if rows.dtype.kind == "f" else "{}"
+            lines = [[form.format(value) for value in row] for row in rows.reshape(len(rows), -1).tolist()]
+        self._write_lines(file, lines)
+
+    def _write_lines(self, file: IO[bytes], lines: Sequence[Sequence[str]]) -> None:
+        file.write("".join(",".join(line) + "\n" for line in lines).encode())
+
+
+def as_cell(label: str) -> str:
+    """A label as a cell that spreadsheets show: with a ' before one that they would run as a formula."""
+    text = f"'{label}" if label.startswith(_FORMULA) and not _NUMBER.fullmatch(label) else label
+    # By hand: csv.writer leaves a carriage return bare, after which a new line, or a formula, would begin.
+    return '"' + text.replace('"', '""') + '"' if set(text) & _QUOTED else text
+
+
+def likeliest(logits: Array, classes: Sequence[str], top: int) -> list[list[tuple[str, float]]]:
+    """Of each row its `top` likeliest classes, the first of equals first, with their probabilities."""
+    rows = logits.reshape(len(logits), -1).astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        shares = np.exp(rows - rows.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+    order = np.argsort(-shares, axis=1, kind="stable")[:, :top]
+    return [[(classes[k], float(share[k])) for k in row] for row, share in zip(order.tolist(), shares, strict=True)]
+
+
+def check_top(top: int, classes: Sequence[str]) -> None:
+    """InputError unless there are so many classes with names."""
+    if not classes:
+        hint = "a network that onchip train wrote as .onnx"
+        raise InputError("no classes are known", got=f"--top {top}", expected="a network with names", hint=hint)
+    if not 1 <= top <= len(classes):
+        got, expected = str(top), f"1 to {len(classes)}, as there are classes"
+        raise InputError("bad number of classes to show", got=got, expected=expected, hint="--top 1")

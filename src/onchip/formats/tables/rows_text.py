@@ -1,0 +1,143 @@
+"""Rows as text: the number of rows, then their numbers, anything white between them, as C's fscanf reads them.
+
+Written, a row takes a line, each number as C's "%.4f " prints it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.files import open_input
+from onchip.formats.arrays.row_files import RowWriter
+from onchip.network.reading import blaming, show
+from onchip.network.recipe import Array
+
+PIECE_BYTES = 1 << 20  # of text, read at a time
+_LONGEST_WORD = 1000  # no number that printf writes is longer
+_COUNT = re.compile(rb"\+?[0-9]{1,18}")
+_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_STEPS = 10_000  # "%.4f": 0.0001 is one
+
+
+def read_rows_text(path: str | os.PathLike[str], width: int) -> Array:
+    """All rows, (N, width) float32; FormatError with the line of what is wrong."""
+    source = Path(path)
+    with open_input(source) as file, blaming(source):
+        return _Reader(file, width).read()
+
+
+class _Reader:
+    def __init__(self, file: IO[bytes], width: int) -> None:
+        self._file, self._width = file, width
+        self._line = 1  # where the text that is not read yet begins
+        self._rows: int | None = None  # what the first word says
+        self._found: list[Array] = []
+        self._count = 0  # of numbers so far
+
+    def read(self) -> Array:
+        rest = b""
+        while piece := self._file.read(PIECE_BYTES):
+            text = rest + piece
+            # The last word may go on in the next piece.
+            whole = max(text.rfind(white) for white in (b" ", b"\n", b"\t", b"\r", b"\v", b"\f")) + 1
+            text, rest = text[:whole], text[whole:]
+            self._take(text)
+            if len(rest) > _LONGEST_WORD:
+                raise self._no_number(rest, 0)
+        self._take(rest)
+        if self._rows is None:
+            raise FormatError("the file is empty", got="no word", expected=self._wanted(), hint="N, then N rows")
+        if self._count < self._rows * self._width:
+            raise self._wrong_count(f"the file ends in line {self._line}, before its last number", f"{self._count:,}")
+        return np.concatenate([np.empty(0, np.float32), *self._found]).reshape(self._rows, self._width)
+
+    def _take(self, text: bytes) -> None:
+        words, first = text.split(), 0
+        if words and self._rows is None:
+            self._rows = self._row_count(text, words)
+            words, first = words[1:], 1
+        try:
+            with np.errstate(over="ignore"):
+                numbers = np.array([float(word) for word in words], np.float64).astype(np.float32)
+        except ValueError:
+            numbers = None
+        # float() knows more than numbers: "nan", "inf" and "1_000". Such words are looked for only where one may be.
+        if numbers is None or b"_" in text or not np.isfinite(numbers).all():
+            for i, word in enumerate(words):
+                with np.errstate(over="ignore"):
+                    if not _NUMBER.fullmatch(word) or not np.isfinite(np.float32(float(word))):
+                        raise self._no_number(text, first + i)
+        assert numbers is not None
+        if self._rows is not None and self._count + len(numbers) > self._rows * self._width:
+            line = self._line_of(text, first + self._rows * self._width - self._count)
+            raise self._wrong_count(f"line {line} goes on behind the last number", "more")
+        self._found.append(numbers)
+        self._count += len(numbers)
+        self._line += text.count(b"\n")
+
+    def _row_count(self, text: bytes, words: list[bytes]) -> int:
+        if _COUNT.fullmatch(words[0]):
+            return int(words[0])
+        line = self._line_of(text, 0)
+        got, hint = show(words[0])[1:], "the first word is the number of rows"
+        raise FormatError(f"line {line}: bad number of rows", got=got, expected="a whole number", hint=hint)
+
+    def _no_number(self, text: bytes, index: int) -> FormatError:
+        line, word = self._line_of(text, index), text.split(maxsplit=index + 1)[index]
+        return FormatError(
+            f"line {line}: not a number", got=show(word)[1:], expected="a finite float32, as 1, -0.25 or 1e-3",
+            hint=f"numbers with white space between them: see line {line}",
+        )  # fmt: skip
+
+    def _line_of(self, text: bytes, index: int) -> int:
+        """The line of word number `index` of a text that begins at self._line."""
+        for number, line in enumerate(text.split(b"\n"), start=self._line):
+            index -= len(line.split())
+            if index < 0:
+                return number
+        return self._line + text.count(b"\n")
+
+    def _wrong_count(self, what: str, got: str) -> FormatError:
+        hint = "the first word is the number of rows; all their numbers follow it"
+        return FormatError(what, got=f"{got} numbers", expected=self._wanted(), hint=hint)
+
+    def _wanted(self) -> str:
+        if self._rows is None:
+            return f"a number of rows, and {self._width} numbers a row"
+        return f"{self._rows * self._width:,}: {self._rows:,} rows of {self._width}"
+
+
+class TextWriter(RowWriter):
+    """The number of rows in the first line, then a line a row; bytes count as numbers."""
+
+    def _begin(self, file: IO[bytes]) -> None:
+        file.write(b"%d\n" % self.shape[0])
+
+    def _append(self, file: IO[bytes], rows: Array) -> None:
+        for row in rows.reshape(len(rows), math.prod(self.shape[1:])):
+            # Numbers between -1 and 1 are looked up: six times as fast as formatting each.
+            if row.dtype == np.float32 and (np.abs(row) <= 1).all():  # a NaN is no such number
+                file.write(_small_numbers(row))
+            else:
+                file.write(("%.4f " * row.size % tuple(row.tolist())).encode() + b"\n")
+
+
+def _small_numbers(row: Array) -> bytes:
+    # A float32 times 10,000 is exact in float64, and rint rounds a half to even: so does printf.
+    steps = np.rint(np.abs(row.astype(np.float64)) * _STEPS).astype(np.intp)
+    words: bytes = _words()[steps + np.signbit(row) * (_STEPS + 1)].tobytes()
+    return words.translate(None, b"\0") + b"\n"
+
+
+@functools.cache
+def _words() -> Array:
+    """ "0.0000 " to "1.0000 ", then "-0.0000 " to "-1.0000 ", each in 8 bytes, zeros behind the shorter ones."""
+    return np.array([f"{sign}{i / _STEPS:.4f} " for sign in ("", "-") for i in range(_STEPS + 1)], "S8")

@@ -1,0 +1,488 @@
+"""A torch.nn.Module to a network: torch traces it into an ONNX graph, and the ONNX reader reads that."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib.util
+import inspect
+import io
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onchip.errors import FormatError, InputError
+from onchip.formats.onnx.ops.missing import FLOAT_MODEL
+from onchip.formats.onnx.reader import parse_model, read_model
+from onchip.formats.torch.exporter import NoExporterError, export_module
+from onchip.formats.torch.functions import plain_functions
+from onchip.formats.value_names import name_values
+from onchip.network.graph import Network
+from onchip.network.names import free_name
+from onchip.network.text import plural
+
+OPSET = 17
+_BETWEEN = ("_compile.py", "eval_frame.py")  # of torch, between a forward and who watches its operators
+Doubts = dict[tuple[str, int | None], str]  # file and line -> what torch warns of there
+MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # the graph goes through one protobuf, which ends at 2 GiB
+
+
+@dataclass(frozen=True)
+class TorchModule:
+    """A module to load, and what its forward takes. A copy where it can be copied: a forward may change its module."""
+
+    module: Any
+    inputs: tuple[Any, ...]  # tensors of two rows or more
+    names: tuple[str, ...]  # of the network's inputs
+    by_keyword: bool  # forward takes them by these names
+
+    @property
+    def name(self) -> str:
+        return type(self.module).__name__
+
+    def run(self, inputs: tuple[Any, ...], in_double: bool = False) -> tuple[Any, ...]:
+        """The tensors that the module returns in eval mode, computed in float64 or in its own dtypes.
+
+        InputError where it cannot: for such values, or in float64.
+        """
+        torch = sys.modules["torch"]
+        state: dict[str, Any] = {}
+        if in_double:
+            state = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+            state = {name: tensor.double() for name, tensor in state.items() if tensor.is_floating_point()}
+            inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
+        with self.called(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                made = torch.func.functional_call(self.module, state, inputs) if state else self.module(*inputs)
+            except Exception as error:
+                raise InputError(f"module {self.name} cannot run on these rows", got=str(error)) from error
+        return _tensors(torch, made)
+
+    @contextlib.contextmanager
+    def called(self) -> Iterator[None]:
+        """In eval mode, without gradients, as it is written and called by position."""
+        torch, own = sys.modules["torch"], vars(self.module).get("forward")
+        # One signature for all: torch's exporters stumble over arguments by keyword and over defaults.
+        is_patched = self.by_keyword or not isinstance(self.module, torch.jit.ScriptModule)
+        with _evaluating(self.module), torch.no_grad(), _as_written(torch):
+            if is_patched:
+                names = self.names if self.by_keyword else ()
+                self.module.forward = _by_position(self.module.forward, names)
+            try:
+                yield
+            finally:
+                if is_patched and own is None:
+                    del self.module.forward
+                elif is_patched:
+                    self.module.forward = own
+
+
+def take_module(module: Any, example: Any) -> TorchModule:
+    """A module and its example, checked.
+
+    example  what forward takes: a tensor or array (B, ...), a tuple of them, or a dict of them by keyword
+    """
+    torch = sys.modules.get("torch")  # who has a module has imported it
+    if torch is None or not isinstance(module, torch.nn.Module):
+        raise InputError(
+            "not a model", got=type(module).__name__, expected="a file, a workload's name, a Network or a torch module",
+            hint="" if importlib.util.find_spec("torch") else "pip install 'onchip[torch]' for torch modules",
+        )  # fmt: skip
+    module = _unwrapped(torch, module)
+    name = type(module).__name__
+    if example is None:
+        raise InputError(
+            f"module {name} needs an example of what it takes", got="none", expected="a tensor with the batch in front",
+            hint="onchip.load(module, torch.zeros(1, 784))",
+        )  # fmt: skip
+    nbytes = sum(getattr(tensor, "nbytes", 0) for tensor in module.state_dict().values())
+    if nbytes > MAX_WEIGHT_BYTES:
+        raise InputError(
+            f"module {name} is too large to be traced", got=f"{nbytes:,} B of weights",
+            expected=f"at most {MAX_WEIGHT_BYTES:,} B", hint="trace its parts, one by one",
+        )  # fmt: skip
+    with contextlib.suppress(Exception):  # some cannot be: those with locks, files, tensors that autograd made
+        module = copy.deepcopy(module)
+    inputs = _inputs(torch, module, example)
+    if isinstance(example, Mapping):
+        if not all(isinstance(key, str) for key in example) or not (
+            _takes(module.forward, **example) or _takes(module.forward, example)
+        ):
+            raise InputError(
+                f"bad example for module {name}", got=f"a dict of {', '.join(map(str, example))}",
+                expected=f"keywords of forward{inspect.signature(module.forward)}",
+            )  # fmt: skip
+        return TorchModule(module, inputs, tuple(example), by_keyword=True)
+    if missing := _keywords(module.forward, len(inputs)):
+        raise InputError(
+            f"module {name} takes arguments by keyword alone", got=f"{plural(len(inputs), 'input')} by position",
+            expected=f"a dict with {', '.join(missing)}: forward{inspect.signature(module.forward)}",
+            hint=f"onchip.load(module, {{{', '.join(f'{key!r}: ..' for key in missing)}}})",
+        )  # fmt: skip
+    return TorchModule(module, inputs, _argument_names(module, len(inputs)), by_keyword=False)
+
+
+def read_torch(source: TorchModule) -> Network:
+    """The network of a module, as it is in eval mode; weights keep their names in the state_dict. The batch is free.
+
+    Inputs are called as the forward's arguments, outputs as the keys or fields of what it returns. It is traced; where
+    that fails, torch's newer exporter is tried, which takes seconds.
+    """
+    torch, install = sys.modules["torch"], ""
+    try:
+        traced = _traced(torch, source)
+    except InputError:
+        raise
+    except Exception as error:  # of the module's own forward, or one of the exporter's many
+        errors = [error]
+    else:
+        return _network(source, *traced)
+    try:
+        with source.called():
+            outputs = _output_names(torch, source.module(*source.inputs))
+            data = export_module(torch, source.module, source.inputs, _graph_names(source))
+        return _network(source, data, outputs)
+    except NoExporterError as error:
+        install = f"{error}; or "
+    except Exception as error:
+        errors.append(error)
+    got = "; ".join(dict.fromkeys(sorted(map(_reason, errors), key=len)))
+    raise InputError(
+        f"torch cannot trace module {source.name}", got=got,
+        expected="a forward from the example to tensors that does not depend on the numbers, by operators of ONNX",
+        hint=FLOAT_MODEL if "quantized::" in got else
+        f"{install}branches, loops and sizes by the sizes of a row, or the parts of the module one by one",
+    ) from errors[0]  # fmt: skip
+
+
+def _network(source: TorchModule, data: bytes, outputs: Sequence[str]) -> Network:
+    try:
+        net = read_model(parse_model(data)).replace(name=source.name)
+        return name_values(net, dict(zip(_graph_names(source), source.names, strict=True)), outputs)
+    except FormatError as error:  # of the reader, which knows the node but not the module
+        raise InputError(
+            f"module {source.name}: {error.what}", got=error.got, expected=error.expected, hint=error.hint
+        ) from None
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong first, in a line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    what = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__.lstrip('_')}: {what}"
+
+
+def _unwrapped(torch: Any, module: Any) -> Any:
+    """What torch.compile, DataParallel or DistributedDataParallel wraps: its weights have the names that users know."""
+    wrappers = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    while isinstance(module, wrappers) or "_orig_mod" in module._modules:
+        module = module.module if isinstance(module, wrappers) else module._orig_mod
+    return module
+
+
+def _inputs(torch: Any, module: Any, example: Any) -> tuple[Any, ...]:
+    device = next((weight.device for weight in module.parameters()), None)
+    what = f"bad example for module {type(module).__name__}"
+    if isinstance(example, Mapping):
+        example = tuple(example.values())
+    given = example if isinstance(example, tuple | list) else (example,)
+    try:
+        inputs = tuple(torch.as_tensor(one, device=device) for one in given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        expected = "a tensor or array, a tuple of them, or a dict of them by keyword"
+        raise InputError(what, got=str(error).split("\n")[0], expected=expected) from None
+    rows = {tensor.shape[0] if tensor.ndim else 0 for tensor in inputs}
+    if len(rows) != 1 or 0 in rows:
+        got = ", ".join(str(list(tensor.shape)) for tensor in inputs) or "nothing"
+        raise InputError(what, got=got, expected="one batch in front of every input")
+    # Two rows at least: tracing takes a 1 for a size that may be squeezed or stretched.
+    return tuple(tensor if tensor.shape[0] > 1 else torch.cat([tensor, tensor]) for tensor in inputs)
+
+
+def _tensors(torch: Any, made: Any) -> tuple[Any, ...]:
+    """The tensors of what a forward returns, in order; a None among them is no output."""
+    return tuple(leaf for leaf in torch.utils._pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor))
+
+
+def _by_position(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    """The forward of tensors in order. `names`: the keywords of its arguments, or the keys of the one dict it takes."""
+    if not names:
+        return lambda *inputs: forward(*inputs)
+    if _takes(forward, **dict.fromkeys(names)):
+        return lambda *inputs: forward(**dict(zip(names, inputs, strict=True)))
+    return lambda *inputs: forward(dict(zip(names, inputs, strict=True)))
+
+
+def _keywords(forward: Callable[..., Any], given: int) -> list[str]:
+    """All arguments of a forward that has some by keyword alone, and no value for them; none of any other."""
+    try:
+        parameters = list(inspect.signature(forward).parameters.values())
+    except (TypeError, ValueError):  # of compiled code
+        return []
+    needed = [one for one in parameters if one.default is one.empty and one.kind is one.KEYWORD_ONLY]
+    by_position = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    return [*by_position[:given], *(one.name for one in needed)] if needed else []
+
+
+def _argument_names(module: Any, count: int) -> tuple[str, ...]:
+    """What the module's forward calls so many arguments: tokens, mask; x, or x0, x1 .., where it does not say."""
+    try:
+        bound = inspect.signature(module.forward).bind(*range(count))
+    except (TypeError, ValueError):  # too few or too many, which the forward itself refuses; or no signature
+        return _numbered("x", count)
+    names: list[str] = []
+    for name, given in bound.arguments.items():
+        names += _numbered(name, len(given)) if isinstance(given, tuple) else [name]
+    return tuple(names)
+
+
+def _numbered(name: str, count: int) -> tuple[str, ...]:
+    return (name,) if count == 1 else tuple(f"{name}{i}" for i in range(count))
+
+
+def _output_names(torch: Any, made: Any, name: str = "") -> list[str]:
+    """A name for every tensor that a forward returns: keys and fields where it has them, else output0, output1 .."""
+    if isinstance(made, torch.Tensor):
+        return [name or "output"]
+    path = f"{name}." if name else ""
+    parts: list[tuple[str, Any]] = []
+    if isinstance(made, Mapping):
+        parts = [(f"{path}{key}", part) for key, part in made.items()]
+    elif isinstance(made, tuple) and hasattr(made, "__match_args__"):  # a NamedTuple, or one of torch's own
+        parts = [(f"{path}{key}", part) for key, part in zip(made.__match_args__, made, strict=True)]
+    elif isinstance(made, tuple | list):
+        parts = [(f"{path or 'output'}{i}", part) for i, part in enumerate(made)]
+    return [leaf for key, part in parts for leaf in _output_names(torch, part, key)]
+
+
+def _graph_names(source: TorchModule, outputs: Sequence[str] = ()) -> list[str]:
+    """What inputs and then outputs are called in the graph, which has one space for names: weights keep theirs."""
+    taken = set(source.module.state_dict())
+    names: list[str] = []
+    for name in (*source.names, *outputs):
+        names.append(free_name(name, taken))
+        taken.add(names[-1])
+    return names
+
+
+def _takes(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    try:
+        inspect.signature(forward).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _traced(torch: Any, source: TorchModule) -> tuple[bytes, list[str]]:
+    """The module as ONNX, by the exporter that needs nothing but torch itself, and the names of its outputs."""
+    module, inputs = source.module, source.inputs
+    with _plain_parts(torch, module), plain_functions(torch), _more_operators(torch), source.called():
+        data, outputs, doubts = _trace(torch, source, inputs)
+        if copied := next((doubt for doubt in doubts.values() if "NumPy" in doubt or "list" in doubt), ""):
+            raise _FickleError(copied)
+        if doubts and (read := _numbers_read(torch, module, inputs, doubts)):
+            raise _FickleError(read)
+        if doubts and _trace(torch, source, tuple(torch.cat([x, x[:1]]) for x in inputs))[0] != data:
+            raise _FickleError(f"{next(iter(doubts.values()))} (of the number of rows)")
+    return data, outputs
+
+
+class _FickleError(Exception):
+    """A branch, a loop or a constant comes of the numbers: it would be imported as it went with the example."""
+
+
+def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[bytes, list[str], Doubts]:
+    """The module as ONNX, the names of its outputs, and what torch warns of: numbers that the forward took out of
+    tensors, or out of sizes."""
+    file = io.BytesIO()
+    with _quiet(torch) as doubts:
+        made = source.module(*inputs)
+        odd = [
+            leaf for leaf in torch.utils._pytree.tree_leaves(made) if not isinstance(leaf, (torch.Tensor, type(None)))
+        ]
+        if odd:
+            raise InputError(
+                f"module {source.name} returns what is no tensor", got=f"{type(odd[0]).__name__} {odd[0]!r:.80}",
+                expected="tensors; a None among them is left out", hint="a forward that returns the tensors alone",
+            )  # fmt: skip
+        outputs = _output_names(torch, made)
+        names = _graph_names(source, outputs)
+        torch.onnx.export(
+            source.module, inputs, file, input_names=names[: len(inputs)], output_names=names[len(inputs) :],
+            opset_version=OPSET, dynamo=False, dynamic_axes={value: {0: "B"} for value in names},
+            # Else it folds batch norms into convolutions, and weights lose their names. The planner folds, later.
+            do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
+        )  # fmt: skip
+    ours = [doubt for doubt in doubts if _is_doubt(torch, doubt)]
+    found: Doubts = {(one.filename, one.lineno): str(one.message).strip().split(". ")[0] for one in ours}
+    return file.getvalue(), outputs, found
+
+
+def _is_doubt(torch: Any, told: warnings.WarningMessage) -> bool:
+    """torch's own modules warn of checks that are none of the user's."""
+    is_torchs = Path(told.filename).is_relative_to(Path(torch.__file__).parent)
+    return issubclass(told.category, torch.jit.TracerWarning) and not is_torchs
+
+
+def _numbers_read(torch: Any, module: Any, inputs: tuple[Any, ...], doubts: Doubts) -> str:
+    """The first line, of those with a doubt, where the forward takes a number out of a tensor; "" if none does.
+
+    It runs as it is, not traced, where sizes are plain ints. If none does, all doubts were about sizes: those of a row
+    are constants. A line without a doubt was not traced: the module guards it.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: list[str] = []
+
+    class Watch(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.ops.aten._local_scalar_dense.default:
+                stack = [one for one in traceback.extract_stack() if one.filename != __file__]
+                stack = [one for one in stack if not one.filename.endswith(_BETWEEN)]
+                file, line = stack[-1].filename, stack[-1].lineno
+                if (file, line) in doubts:
+                    found.append(f"{doubts[file, line]} ({Path(file).name}, line {line})")
+            return function(*args, **(kwargs or {}))
+
+    with warnings.catch_warnings(), Watch():
+        warnings.simplefilter("ignore")
+        module(*inputs)
+    return found[0] if found else ""
+
+
+@contextlib.contextmanager
+def _evaluating(module: Any) -> Iterator[None]:
+    """Eval mode, and afterwards the mode that every part was in, and its buffers' values."""
+    modes = [(part, part.training) for part in module.modules()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for buffer, values in buffers:
+            buffer.copy_(values)
+        for part, mode in modes:
+            part.training = mode
+
+
+@contextlib.contextmanager
+def _as_written(torch: Any) -> Iterator[None]:
+    """Without torch.compile, whose code cannot be traced and takes a minute to make for the few rows of a check."""
+    if "torch._dynamo" not in sys.modules:  # nobody compiled anything
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextlib.contextmanager
+def _plain_parts(torch: Any, module: Any) -> Iterator[None]:
+    """Modules of torch's own as what they are, where its exporter would write what they are made fast by.
+
+    An EmbeddingBag over rows of ids is an Embedding and a mean, not a loop over bags; attention keeps the batch first;
+    an RMSNorm, which the exporter does not know, is its formula.
+    """
+    plain: dict[Any, Callable[..., Any]] = {
+        torch.nn.EmbeddingBag: _bag_forward, torch.nn.MultiheadAttention: _attention_forward,
+        torch.nn.RMSNorm: _rms_norm_forward,
+    }  # fmt: skip
+    parts = [(part, plain[type(part)]) for part in module.modules() if type(part) in plain]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    for part, forward in parts:
+        part.forward = functools.partial(forward, torch, part)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for part, _ in parts:
+            del part.forward
+
+
+@contextlib.contextmanager
+def _more_operators(torch: Any) -> Iterator[None]:
+    """Operators that the exporter does not know, or leaves out, though ONNX says them."""
+
+    def dropout(graph: Any, x: Any, p: Any, is_training: Any) -> Any:
+        return graph.op("Dropout", x, graph.op("Cast", p, to_i=1), is_training)
+
+    own = {"aten::mT": _turned_matrices, "aten::dropout": dropout, "aten::feature_dropout": dropout}
+    for name, symbolic in own.items():
+        torch.onnx.register_custom_op_symbolic(name, symbolic, OPSET)
+    try:
+        yield
+    finally:
+        for name in own:
+            torch.onnx.unregister_custom_op_symbolic(name, OPSET)
+
+
+def _turned_matrices(graph: Any, x: Any) -> Any:
+    rank = x.type().dim()
+    return graph.op("Transpose", x, perm_i=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def _bag_forward(torch: Any, bag: Any, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
+    if input.ndim != 2 or per_sample_weights is not None or bag.padding_idx is not None or bag.max_norm is not None:
+        return type(bag).forward(bag, input, offsets, per_sample_weights)
+    rows = torch.nn.functional.embedding(input, bag.weight)
+    return rows.amax(dim=1) if bag.mode == "max" else getattr(rows, bag.mode)(dim=1)
+
+
+def _rms_norm_forward(torch: Any, norm: Any, x: Any) -> Any:
+    axes = tuple(range(-len(norm.normalized_shape), 0))
+    eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps
+    y = x * torch.rsqrt(x.pow(2).mean(axes, keepdim=True) + eps)
+    return y if norm.weight is None else y * norm.weight
+
+
+def _attention_forward(torch: Any, part: Any, query: Any, key: Any, value: Any, *more: Any, **options: Any) -> Any:
+    mask = options.get("attn_mask")
+    is_masked = options.get("key_padding_mask") is not None or (mask is not None and mask.ndim != 2)
+    adds = part.bias_k is not None or part.add_zero_attn or not part._qkv_same_embed_dim
+    if not part.batch_first or query.ndim != 3 or more or is_masked or adds:
+        return type(part).forward(part, query, key, value, *more, **options)
+    E, heads = part.embed_dim, part.num_heads
+    weight, bias = part.in_proj_weight, part.in_proj_bias
+
+    def projected(x: Any, first: int) -> Any:
+        of = slice(first, first + E)
+        y = torch.nn.functional.linear(x, weight[of], None if bias is None else bias[of])
+        return y.unflatten(-1, (heads, E // heads)).transpose(1, 2)
+
+    q, k, v = projected(query, 0), projected(key, E), projected(value, 2 * E)
+    scores = q @ k.transpose(2, 3) * (E // heads) ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    weights = torch.softmax(scores, dim=-1)
+    y = part.out_proj((weights @ v).transpose(1, 2).flatten(2))
+    if not options.get("need_weights", True):
+        return y, None
+    return y, weights.mean(dim=1) if options.get("average_attn_weights", True) else weights
+
+
+@contextlib.contextmanager
+def _quiet(torch: Any) -> Iterator[list[warnings.WarningMessage]]:
+    """Without what the exporter says about itself, and the graph that it prints where it fails; the warnings, kept."""
+    logger = logging.getLogger("torch.onnx")
+    level, log, turn = logger.level, torch._C._jit_onnx_log, torch._C._jit_set_onnx_log_enabled
+    is_on = torch._C._jit_is_onnx_log_enabled()
+    logger.setLevel(logging.ERROR)
+    turn(False)
+    # The exporter turns it on, whatever it is told, and says some of it in C++.
+    torch._C._jit_onnx_log = torch._C._jit_set_onnx_log_enabled = lambda *said: None
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            yield told
+    finally:
+        torch._C._jit_onnx_log, torch._C._jit_set_onnx_log_enabled = log, turn
+        turn(is_on)
+        logger.setLevel(level)

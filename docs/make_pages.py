@@ -41,7 +41,7 @@ def layers_table() -> str:
     from onchip.kernels.cuda import KERNELS as CUDA
     from onchip.network.layers import LAYERS
     from onchip.plan.device import KNOWN
-    from onchip.runtime.cpu import this_cpu
+    from onchip.runtime.cpu.backend import this_cpu
     from onchip.train.training_run import LEFT_OUT
 
     runs_here = {kind for kind in LAYERS if _is_planned(kind, this_cpu(), CPU)}
@@ -101,7 +101,7 @@ def _can_train(kind: str) -> bool:
     from onchip.plan.device import KNOWN
     from onchip.plan.kernel import Job
     from onchip.plan.planner import make_plan
-    from onchip.runtime.cpu import this_cpu
+    from onchip.runtime.cpu.backend import this_cpu
 
     if LAYERS[kind].arity != 1:
         return False

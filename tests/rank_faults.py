@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 from onchip.cli.main import main
-from onchip.runtime import slices
-from onchip.runtime.launchers import launched_as
+from onchip.runtime.distributed.launchers import launched_as
+from onchip.runtime.io import slices
 
 JOB = ["run", "decode", "--count", "20000", "--seed", "1", "--batch", "100", "--device", "cpu", "--deadline", "10"]
 NO_FAULT = {"kind": "", "rank": -1, "chunk": -1}
@@ -56,7 +56,7 @@ def plant(kind, rank, chunk):
 
 def run_with(fault, count, job, folder, env):
     """`onchip JOB` as so many ranks with that fault; gives the finished process and the seconds it took."""
-    from onchip.runtime.supervise import find_mpiexec
+    from onchip.runtime.distributed.supervise import find_mpiexec
 
     begin = time.monotonic()
     command = [find_mpiexec(), "-n", str(count), sys.executable, __file__, json.dumps(fault), *job]

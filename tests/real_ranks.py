@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import SRC
-from onchip.runtime.supervise import OPEN_MPI, find_mpiexec
+from onchip.runtime.distributed.supervise import OPEN_MPI, find_mpiexec
 
 needs_mpi = pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None or find_mpiexec() is None, reason="no MPI: pip install 'onchip[mpi]'"

@@ -19,7 +19,7 @@ from onchip.errors import FormatError, InputError
 from onchip.kernels.training import bytes_of
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Verdict
-from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cpu.backend import this_cpu
 from onchip.runtime.engine import compile
 from onchip.train.loop import fit
 from onchip.train.options import TrainOptions

@@ -26,7 +26,7 @@ from onchip.bench.results import (
 from onchip.errors import FormatError, InputError, OutputError
 from onchip.measure.truth import Verdict
 from onchip.plan.device import H200, RTX_4060_LAPTOP
-from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cpu.backend import this_cpu
 
 ROW = Row("decode", "12800 rows", "onchip", "fp32", 2.0, 1.9, 2.2, 6.4e6, "rows/s", 1.0, 1e-6, True, (2.0, 1.9), 2, "")
 WRONG = dataclasses.replace(ROW, engine="bad", median_ms=None, p20_ms=None, p80_ms=None, rate=None, checked=False,

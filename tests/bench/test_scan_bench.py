@@ -15,7 +15,7 @@ from onchip.bench.scan_truth import SampledScanTruth, judged_places, naive_sums_
 from onchip.bench.table import markdown
 from onchip.measure.pace import Pace
 from onchip.plan.device import H200
-from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cpu.backend import this_cpu
 
 QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=0, pause_s=0, min_runs=1, max_runs=2)
 

@@ -4,7 +4,7 @@ import json
 
 from conftest import STATED_FLOPS
 from onchip.plan.device import KNOWN
-from onchip.runtime.cpu import core_count
+from onchip.runtime.cpu.backend import core_count
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 
 

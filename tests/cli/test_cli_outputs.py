@@ -75,7 +75,7 @@ def test_an_output_is_a_file_of_its_own(cli, args, words):
 @pytest.mark.usefixtures("files")
 def test_a_ladders_picture_is_not_its_result_file(cli):
     from onchip.bench.machine import device_slug
-    from onchip.runtime.cpu import this_cpu
+    from onchip.runtime.cpu.backend import this_cpu
 
     result = Path("out", device_slug(this_cpu()), "ladder-decode-10.json")
     ran = cli("ladder", "decode", "--device", "cpu", "--rows", 10, "--out", "out", "--plot", result)

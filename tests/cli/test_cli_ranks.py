@@ -15,7 +15,7 @@ import pytest
 
 from checks import random_mlp, rows
 from onchip.formats.load import save
-from onchip.runtime.supervise import find_mpiexec
+from onchip.runtime.distributed.supervise import find_mpiexec
 from rank_faults import JOB, run_with
 from real_ranks import ENV, needs_mpi
 from small_reports import small_faces, small_sentiment
@@ -201,7 +201,7 @@ def test_ranks_start_no_ranks(tmp_path, job):
 @pytest.mark.parametrize("job", [["run", "decode", "--count", "4"], ["train", "digits", "--data", "sklearn"]])
 def test_a_rank_of_another_version_is_refused(tmp_path, job):
     code = (
-        "import sys, onchip; from onchip.runtime.launchers import launched_as\n"
+        "import sys, onchip; from onchip.runtime.distributed.launchers import launched_as\n"
         "if launched_as()[0] == 1: onchip.__version__ = '0.0.1'\n"
         "from onchip.cli.main import main\n"
         "sys.exit(main(sys.argv[1:]))"

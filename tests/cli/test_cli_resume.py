@@ -11,8 +11,8 @@ import pytest
 from checks import random_mlp, rows
 from onchip.errors import OutputError
 from onchip.formats.load import save
-from onchip.runtime import output
-from onchip.runtime.slices import make_line, parse_line
+from onchip.runtime.io import output
+from onchip.runtime.io.slices import make_line, parse_line
 
 JOB = ["run", "m.onnx", "x.npy", "--device", "cpu", "--batch", "100"]
 ROWS, CHUNKS, DONE = 700, 7, 4
@@ -175,7 +175,8 @@ def test_a_forged_chunk_is_run_again(resume, left):
 
 def test_the_plan_is_that_of_the_rates_of_that_day(resume, left, monkeypatch):
     """Other rates since then: the plan is made again with those that it was made with."""
-    from onchip.runtime import cpu, placement
+    from onchip.runtime import placement
+    from onchip.runtime.cpu.backend import backend as cpu
 
     here = cpu.this_cpu()
     slower = cpu.Device(**{**vars(here), "flops": {"fp32": here.flops["fp32"] / 7}, "bandwidth": here.bandwidth * 3})

@@ -143,7 +143,7 @@ def test_rows_that_are_truncated_during_the_run_end_it_with_a_message(tmp_path):
     """In a process of its own, which a mapped file would have ended without a word."""
     np.save(tmp_path / "x.npy", rows(4000, 72))
     code = (
-        "import os, sys; from onchip.cli.main import main; from onchip.runtime.output import PartialOutput\n"
+        "import os, sys; from onchip.cli.main import main; from onchip.runtime.io.output import PartialOutput\n"
         "PartialOutput.record = lambda *_: os.truncate('x.npy', 100)\n"
         "sys.exit(main(['run', 'decode', 'x.npy', '-o', 'y.npy', '--batch', '100', '--device', 'cpu']))"
     )

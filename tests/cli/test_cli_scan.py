@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from checks import assert_refused, read_terminal
-from onchip.runtime import scan_file
+from onchip.runtime.io import scan_file
 
 OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
 

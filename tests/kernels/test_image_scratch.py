@@ -19,7 +19,7 @@ from onchip.kernels import cpu
 from onchip.kernels.cpu.arena import first_places
 from onchip.kernels.cpu.conv.program import lower
 from onchip.network.layers import Conv2d, GlobalMean, Linear, ReLU
-from onchip.runtime.cpu import core_count
+from onchip.runtime.cpu.backend import core_count
 from onchip.runtime.engine import compile
 from python_calls import python_calls
 
@@ -100,7 +100,7 @@ def test_groups_that_use_memory_again_have_the_same_bits(name, cache, monkeypatc
     net = NETWORKS.get(name) or deep()
     x = rows(37, *net.input.row_shape)
     whole = fused(net)(x)
-    monkeypatch.setattr("onchip.runtime.cpu._l2_bytes", lambda: cache)
+    monkeypatch.setattr("onchip.runtime.cpu.backend._l2_bytes", lambda: cache)
     for threads in (1, core_count()):
         engine = fused(net, threads=threads)
         engine(np.full_like(x, np.nan))

@@ -7,7 +7,7 @@ from checks import assert_error_within, rows
 from image_networks import chain, conv
 from onchip.kernels import reference
 from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, LeakyReLU, Tanh
-from onchip.runtime.cpu import core_count
+from onchip.runtime.cpu.backend import core_count
 from onchip.runtime.engine import compile
 
 

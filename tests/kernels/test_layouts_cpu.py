@@ -10,7 +10,7 @@ from onchip.kernels.cpu import KERNELS
 from onchip.network.graph import Network
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.cpu import CpuBackend, this_cpu
+from onchip.runtime.cpu.backend import CpuBackend, this_cpu
 
 
 def run(net: Network, kernels, x: np.ndarray) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:

@@ -30,7 +30,7 @@ from onchip.network.layers import (
     Tanh,
 )
 from onchip.network.types import TensorType
-from onchip.runtime.cpu import core_count
+from onchip.runtime.cpu.backend import core_count
 from onchip.runtime.engine import compile
 
 SRC = Path(__file__).parents[2] / "src"

@@ -44,7 +44,7 @@ from onchip.network.layers import (
 from onchip.network.types import TensorType
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cpu.backend import this_cpu
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.engine import Engine, compile
 from onchip.train import options

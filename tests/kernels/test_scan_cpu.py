@@ -18,7 +18,7 @@ from onchip.network.layers import CumSum
 from onchip.network.scan_op import DTYPES, OPS, ScanOp
 from onchip.network.types import TensorType
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.runtime.cpu import core_count
+from onchip.runtime.cpu.backend import core_count
 
 TWO = min(2, core_count())
 FLAGS = [(exclusive, reverse) for exclusive in (False, True) for reverse in (False, True)]

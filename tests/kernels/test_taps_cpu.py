@@ -14,7 +14,7 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import Gather, GlobalSum, Mask, Mul, Reshape
 from onchip.network.types import TensorType
 from onchip.plan.kernel import Job
-from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cpu.backend import this_cpu
 
 
 def weighted_taps(row, axis, taps, outputs, is_masked=False, also=()):

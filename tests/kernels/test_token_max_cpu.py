@@ -23,7 +23,7 @@ from onchip.network.layers import (
 from onchip.network.recipe import materialise
 from onchip.network.types import TensorType
 from onchip.plan.rewrites import fold_embeddings
-from onchip.runtime.cpu import core_count
+from onchip.runtime.cpu.backend import core_count
 from onchip.runtime.engine import compile
 from text_networks import NETWORKS, some_lengths, text_network, weight, with_lengths
 

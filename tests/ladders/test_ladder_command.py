@@ -12,7 +12,7 @@ from onchip.errors import DeviceError, InputError
 from onchip.ladders.frame import Climb, Step
 from onchip.measure.pace import summarise
 from onchip.measure.truth import Verdict
-from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cpu.backend import this_cpu
 from onchip.runtime.cuda.devices import cuda_devices
 
 

@@ -8,7 +8,7 @@ from onchip.errors import InputError
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.scale_out import START_S, choose_ranks, predict, table
-from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cpu.backend import this_cpu
 from onchip.runtime.placement import plan
 from onchip.workloads import faces, sentiment
 

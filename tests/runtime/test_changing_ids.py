@@ -11,7 +11,7 @@ import pytest
 
 import raced_ids
 from onchip.plan.kernel import Job
-from onchip.runtime.cpu import CpuBackend
+from onchip.runtime.cpu.backend import CpuBackend
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.placement import place
 from raced_ids import WAYS, good_ids, text_network

@@ -15,7 +15,7 @@ from onchip.plan.kernel import PRECISIONS
 from onchip.runtime import check
 from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, scaled_error, unequal_batch
 from onchip.runtime.engine import compile
-from onchip.runtime.row_sources import RandomRows
+from onchip.runtime.io.row_sources import RandomRows
 from onchip.workloads import sentiment
 
 NET = random_mlp(20, 16, 3)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onchip.runtime import cpu
+from onchip.runtime.cpu.backend import backend as cpu
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from onchip.errors import KernelError
 from onchip.network.recipe import materialise
 from onchip.plan.scale_out import pays_to_exchange
-from onchip.runtime import cpu_weights
-from onchip.runtime.cpu_weights import large_weights, make_weights, who_makes
-from onchip.runtime.ranks import OneRank, rank_threads
+from onchip.runtime.cpu.backend import weights as cpu_weights
+from onchip.runtime.cpu.weights import large_weights, make_weights, who_makes
+from onchip.runtime.distributed.ranks import OneRank, rank_threads
 from rank_weights import digest, text_plan
 from real_ranks import ENV, find_mpiexec, needs_mpi
 from thread_ranks import ThreadRanks
@@ -115,7 +115,7 @@ def test_who_makes_them_is_said(monkeypatch):
 
 def test_ranks_share_the_cores_they_have(monkeypatch):
     ranks = ThreadRanks(2).all
-    monkeypatch.setattr("onchip.runtime.ranks.own_cores", lambda: {0, 1, 2, 3})
+    monkeypatch.setattr("onchip.runtime.distributed.ranks.own_cores", lambda: {0, 1, 2, 3})
     ranks[0].local_cores = 4  # all may use the same
     assert rank_threads(None, ranks[0]) == 2
     ranks[0].local_cores = 8  # each is bound to four of its own

@@ -14,7 +14,7 @@ from onchip.kernels import reference
 from onchip.network.types import numpy_dtype
 from onchip.runtime.check import check_network
 from onchip.runtime.engine import compile
-from onchip.runtime.stream import run_rows
+from onchip.runtime.io.stream import run_rows
 
 pytestmark = pytest.mark.gpu
 

@@ -11,7 +11,7 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Concat, Conv1d, Embedding, GlobalMax, Permute, ReLU
 from onchip.network.types import TensorType
 from onchip.runtime.engine import compile, id_limits
-from onchip.runtime.host_rows import check_rows
+from onchip.runtime.io.host_rows import check_rows
 
 
 def inputs(B: int) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,7 @@ from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.runtime import engine as engine_module
 from onchip.runtime import placement
-from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cpu.backend import this_cpu
 from onchip.workloads import faces
 from raced_ids import good_ids, text_network
 

@@ -10,8 +10,8 @@ from onchip.errors import InputError, OutputError
 from onchip.network.build import sequential
 from onchip.network.layers import Reshape
 from onchip.network.types import TensorType
-from onchip.runtime.output import ChunkRecord, open_output
-from onchip.runtime.slices import SliceFile, digest_rows, has_token, make_line
+from onchip.runtime.io.output import ChunkRecord, open_output
+from onchip.runtime.io.slices import SliceFile, digest_rows, has_token, make_line
 
 NET = random_mlp(20, 16, 3)
 PLAN = {"device": "of the first run"}

@@ -3,7 +3,7 @@
 import pytest
 
 from onchip.errors import ShapeError
-from onchip.runtime.overlap import check_apart, is_apart
+from onchip.runtime.arrays.overlap import check_apart, is_apart
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from onchip.errors import FormatError, InputError, ShapeError
 from onchip.formats.arrays.row_files import RowSource
 from onchip.network.types import TensorType
 from onchip.runtime.engine import id_limits
-from onchip.runtime.row_sources import (
+from onchip.runtime.io.row_sources import (
     CountedLengths,
     FittedRows,
     RandomRows,
@@ -105,7 +105,7 @@ def test_random_rows_that_cannot_be():
 
 def test_rows_are_found_again_by_another_process(tmp_path, monkeypatch):
     """Pickled, a source of random rows or of a file goes on elsewhere; random rows may be passed over."""
-    monkeypatch.setattr("onchip.runtime.row_sources._PASSED_NUMBERS", 100)
+    monkeypatch.setattr("onchip.runtime.io.row_sources._PASSED_NUMBERS", 100)
     x = RandomRows(NET.input, 50, 3).read(0, 50)
     np.save(tmp_path / "x.npy", x)
     (tmp_path / "x.bin").write_bytes(x.tobytes())

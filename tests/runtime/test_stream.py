@@ -17,11 +17,10 @@ from onchip.network.types import TensorType
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cpu.backend import this_cpu
 from onchip.runtime.engine import compile
-from onchip.runtime.placement import kernels_for
-from onchip.runtime.row_sources import rows_not_finite
-from onchip.runtime.stream import (
+from onchip.runtime.io.row_sources import rows_not_finite
+from onchip.runtime.io.stream import (
     LEAST_PIECE_ROWS,
     chunks_of,
     cut_rows,
@@ -31,6 +30,7 @@ from onchip.runtime.stream import (
     run_rows,
     share_rows,
 )
+from onchip.runtime.placement import kernels_for
 from onchip.workloads import sentiment
 
 NET = random_mlp(20, 16, 3)
@@ -216,7 +216,7 @@ def test_a_chunk_that_was_read_is_given_when_there_is_no_other_yet(ahead):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_results_are_written_in_order_while_the_next_are_made(engine, monkeypatch, ahead):
     """On a GPU a thread writes; a chunk that has no other behind it yet is written, too."""
-    monkeypatch.setattr("onchip.runtime.stream.reads_ahead", lambda plan: ahead)
+    monkeypatch.setattr("onchip.runtime.io.stream.reads_ahead", lambda plan: ahead)
     x, written, threads = rows(35, 20), [], set()
     chunks = chunks_of((0, 10, 20, 30), 35)
 
@@ -260,7 +260,7 @@ def test_a_piece_is_short_enough_for_a_progress_bar():
 
 
 def test_a_large_network_still_shares_its_weights_between_some_rows(monkeypatch):
-    monkeypatch.setattr("onchip.runtime.stream.PIECE_US", 1)
+    monkeypatch.setattr("onchip.runtime.io.stream.PIECE_US", 1)
     assert piece_rows(plan_of(random_mlp(200, 1000, 20))) == LEAST_PIECE_ROWS
 
 
@@ -275,7 +275,7 @@ def test_values_between_groups_count(monkeypatch):
     small = dataclasses.replace(H200, memory_bytes=80 * plan.between_bytes)
     assert piece_rows(dataclasses.replace(plan, device=small)) == 10
     here = make_plan(sentiment.network(), this_cpu(), (), whole=False)
-    monkeypatch.setattr("onchip.runtime.stream.BETWEEN_BYTES", 10 * here.between_bytes)
+    monkeypatch.setattr("onchip.runtime.io.stream.BETWEEN_BYTES", 10 * here.between_bytes)
     assert piece_rows(here) == 10
 
 

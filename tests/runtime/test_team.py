@@ -12,20 +12,21 @@ from onchip.errors import DeviceError, InputError, OutputError, RankError
 from onchip.formats.arrays.row_files import RowSource
 from onchip.plan.kernel import Job
 from onchip.plan.plan_json import given_weights, plan_to_json
-from onchip.runtime import follow as follow_file
-from onchip.runtime import placement, stream
-from onchip.runtime.deal import Dealer, Finished
+from onchip.runtime import placement
+from onchip.runtime.distributed import follower as follow_file
+from onchip.runtime.distributed.follower import follow
+from onchip.runtime.distributed.launchers import gpu_rank, launched_as
+from onchip.runtime.distributed.leader import Team
+from onchip.runtime.distributed.messages import Deal, End, Orders
+from onchip.runtime.distributed.ranks import OneRank, rank_device, wait_for
+from onchip.runtime.distributed.schedule import Dealer, Finished
 from onchip.runtime.engine import compile
-from onchip.runtime.follow import follow
-from onchip.runtime.launchers import gpu_rank, launched_as
-from onchip.runtime.output import ChunkRecord, open_output
+from onchip.runtime.io import stream
+from onchip.runtime.io.output import ChunkRecord, open_output
+from onchip.runtime.io.slices import SliceFile, Slices
+from onchip.runtime.io.stream import chunks_of
 from onchip.runtime.placement import place
-from onchip.runtime.rank_messages import Deal, End, Orders
-from onchip.runtime.ranks import OneRank, rank_device, wait_for
 from onchip.runtime.run_job import RunOptions, start_job
-from onchip.runtime.slices import SliceFile, Slices
-from onchip.runtime.stream import chunks_of
-from onchip.runtime.team import Team
 from thread_ranks import ThreadRanks
 
 NET = random_mlp(20, 16, 3)

@@ -16,7 +16,7 @@ from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import LeakyReLU, Linear, ReLU
 from onchip.network.types import TensorType
-from onchip.runtime.cpu import core_count
+from onchip.runtime.cpu.backend import core_count
 from onchip.train import loop, training_run
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs

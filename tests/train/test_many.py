@@ -6,7 +6,7 @@ import pytest
 from checks import rows
 from onchip.errors import InputError, KernelError, ShapeError
 from onchip.network.build import mlp
-from onchip.runtime.cpu import core_count
+from onchip.runtime.cpu.backend import core_count
 from onchip.train.loop import fit
 from onchip.train.many import Run, _teams, fit_runs
 from onchip.train.options import TrainOptions

@@ -21,7 +21,7 @@ from onchip.files import check_writable
 from onchip.measure.pace import Pace
 from onchip.network.names import known_name
 from onchip.plan.device import Device
-from onchip.runtime.cpu import core_count, this_cpu
+from onchip.runtime.cpu.backend import core_count, this_cpu
 from onchip.runtime.placement import device_name, find_device
 
 # Of a first look: what takes seconds each, with fewer samples than a figure needs that is to be kept.

@@ -26,8 +26,8 @@ from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 from onchip.runtime.engine import Engine, compile
-from onchip.runtime.row_sources import open_input_rows
-from onchip.runtime.stream import piece_rows, run_rows
+from onchip.runtime.io.row_sources import open_input_rows
+from onchip.runtime.io.stream import piece_rows, run_rows
 
 PACE = Pace(rounds=3, block_s=0.15, warm_up_s=0.01, pause_s=0, min_runs=2, max_runs=40)
 

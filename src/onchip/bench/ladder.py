@@ -19,7 +19,7 @@ from onchip.ladders.show import need_matplotlib, save_plot
 from onchip.measure.pace import Pace, show_ms
 from onchip.network.names import known_name
 from onchip.plan.device import Device
-from onchip.runtime.cpu import check_threads, this_cpu
+from onchip.runtime.cpu.backend import check_threads, this_cpu
 from onchip.runtime.placement import device_name, find_device
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import onchip
 from onchip.errors import InputError
 from onchip.plan.device import Device
-from onchip.runtime.cpu import core_count
+from onchip.runtime.cpu.backend import core_count
 from onchip.runtime.cuda.driver import version_text
 
 PACKAGES = ("numpy", "numba", "llvmlite", "scipy", "torch", "onnxruntime", "triton", "jax", "cupy")

@@ -18,7 +18,7 @@ from onchip.measure.truth import Truth, naive_error
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.network.text import plural
-from onchip.runtime.row_sources import random_inputs
+from onchip.runtime.io.row_sources import random_inputs
 
 ROWS = (1, 64, 1_024, 16_384)
 JUDGED = 64  # rows: in float64 a network of any size takes a while

@@ -25,7 +25,7 @@ from onchip.measure.pace import show_ms
 from onchip.measure.truth import Verdict
 from onchip.network.recipe import Array
 from onchip.network.scan_op import ScanOp
-from onchip.runtime.cpu import core_count, this_cpu
+from onchip.runtime.cpu.backend import core_count, this_cpu
 from onchip.runtime.placement import find_device
 from onchip.runtime.scan import scan, scan_into
 

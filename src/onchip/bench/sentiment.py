@@ -36,7 +36,7 @@ from onchip.network.layers import Conv1d, Linear
 from onchip.network.recipe import Array
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
-from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cpu.backend import this_cpu
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.placement import plan
 from onchip.workloads import sentiment

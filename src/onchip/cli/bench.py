@@ -99,7 +99,7 @@ def bench(
     from onchip.bench.options import Options, parse_counts
     from onchip.bench.results import make_tables, show
     from onchip.formats.load import no_open_sizes
-    from onchip.runtime.cpu import check_threads
+    from onchip.runtime.cpu.backend import check_threads
 
     counts = parse_counts(rows, "rows") if rows else (), parse_counts(batches, "rows in a batch") if batches else ()
     is_own, sizes = any(map(is_model, names or [])), parse_shapes(shapes)

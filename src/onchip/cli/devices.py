@@ -26,7 +26,7 @@ def devices(
       onchip devices
     """
     from onchip.plan.device import KNOWN
-    from onchip.runtime.cpu import this_cpu
+    from onchip.runtime.cpu.backend import this_cpu
     from onchip.runtime.cuda.devices import cuda_devices, driver_version, why_no_cuda
 
     here = {"cpu": this_cpu(measure), **{f"cuda:{i}": gpu for i, gpu in enumerate(cuda_devices())}}

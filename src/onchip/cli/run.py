@@ -36,9 +36,9 @@ from onchip.errors import InputError, OnchipError, printable
 if TYPE_CHECKING:
     from onchip.network.graph import Network
     from onchip.plan.plan import Plan
-    from onchip.runtime.output import PartialOutput
-    from onchip.runtime.ranks import Ranks
-    from onchip.runtime.row_sources import FittedRows
+    from onchip.runtime.distributed.ranks import Ranks
+    from onchip.runtime.io.output import PartialOutput
+    from onchip.runtime.io.row_sources import FittedRows
 
 _LONG_S = 2.0  # building that takes longer is announced
 
@@ -144,8 +144,8 @@ def run(
     The output appears whole or not at all. Rows pass through in chunks: memory stays bounded. Of a run that was killed
     the chunks that are done stay in OUTPUT.partial, and OUTPUT.manifest says which: --resume does the others.
     """
-    from onchip.runtime.launchers import is_one_of_many
-    from onchip.runtime.supervise import Reporter, check_started_once, is_supervised, run_ranks
+    from onchip.runtime.distributed.launchers import is_one_of_many
+    from onchip.runtime.distributed.supervise import Reporter, check_started_once, is_supervised, run_ranks
 
     if ranks not in (None, "1", "auto") and not (is_one_of_many() or is_supervised()):  # before more is loaded
         _check_request([*([rows] if rows else []), *_named_files(inputs or []).values()], count, seed, padding)
@@ -156,13 +156,13 @@ def run(
     from onchip.files import check_outputs
     from onchip.formats.tables.csv_writer import check_top, likeliest
     from onchip.plan.kernel import Job
+    from onchip.runtime.distributed.follower import follow
+    from onchip.runtime.distributed.leader import Team
+    from onchip.runtime.distributed.ranks import find_ranks
     from onchip.runtime.engine import apply_io
-    from onchip.runtime.follow import follow
-    from onchip.runtime.output import KEEP_S, PICTURES, check_output_suffix, open_output
-    from onchip.runtime.ranks import find_ranks
+    from onchip.runtime.io.output import KEEP_S, PICTURES, check_output_suffix, open_output
+    from onchip.runtime.io.stream import check_piece
     from onchip.runtime.run_job import RunOptions, parse_gpus, ranks_for, start_job
-    from onchip.runtime.stream import check_piece
-    from onchip.runtime.team import Team
     from onchip.workloads import WORKLOADS, model_name
     from onchip.workloads.job import job_network, run_record, weights_note
 
@@ -344,7 +344,7 @@ def _chosen(devices: list[str], ranks: Ranks) -> str:
 
 def _announce_building(ranks: Ranks, plan: Plan) -> None:
     """Say that the weights which the rewrites derive take a while, if they do, and who of several ranks makes them."""
-    from onchip.runtime.cpu_weights import who_makes
+    from onchip.runtime.cpu.weights import who_makes
 
     seconds = plan.build_us * 1e-6
     if seconds > _LONG_S:
@@ -388,7 +388,7 @@ def _open_sources(
     scale: float | None,
     padding: int | None,
 ) -> Iterator[Sequence[FittedRows]]:
-    from onchip.runtime.row_sources import FittedRows, input_files, open_inputs, padded_inputs, random_inputs
+    from onchip.runtime.io.row_sources import FittedRows, input_files, open_inputs, padded_inputs, random_inputs
 
     if count is not None:
         drawn = zip(random_inputs(net, count, seed or 0), net.inputs.values(), strict=True)

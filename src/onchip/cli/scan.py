@@ -37,7 +37,7 @@ def scan(
     """
     from onchip.files import check_outputs
     from onchip.network.scan_op import ScanOp
-    from onchip.runtime.scan_file import scan_file
+    from onchip.runtime.io.scan_file import scan_file
 
     how = ScanOp(op, exclusive)
     check_outputs({"FILE": file}, {"--output": output})

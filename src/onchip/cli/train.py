@@ -16,7 +16,7 @@ from onchip.network.text import plural
 
 if TYPE_CHECKING:
     from onchip.cli.train_config import Settings
-    from onchip.runtime.ranks import Ranks
+    from onchip.runtime.distributed.ranks import Ranks
     from onchip.train.training_run import Progress
     from onchip.workloads.classify import Trained
     from onchip.workloads.train_job import TrainJob
@@ -186,9 +186,9 @@ def train(
 def _start_ranks(ranks: int | None, args: list[str]) -> Ranks:
     """The ranks of this command: this process alone, or all that mpiexec started. With --ranks they are started, and
     this process ends when they do."""
-    from onchip.runtime.launchers import is_one_of_many
-    from onchip.runtime.ranks import find_ranks, hush
-    from onchip.runtime.supervise import Reporter, check_started_once, is_supervised, run_ranks
+    from onchip.runtime.distributed.launchers import is_one_of_many
+    from onchip.runtime.distributed.ranks import find_ranks, hush
+    from onchip.runtime.distributed.supervise import Reporter, check_started_once, is_supervised, run_ranks
 
     if ranks not in (None, 1) and not (is_one_of_many() or is_supervised()):
         with ranks_progress() as show:

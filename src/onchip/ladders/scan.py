@@ -20,7 +20,7 @@ from onchip.network.recipe import Array
 from onchip.network.scan_op import ScanOp
 from onchip.plan.device import Device
 from onchip.plan.kernel import Price
-from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cpu.backend import this_cpu
 from onchip.workloads import scan
 
 _ZERO = np.float32(0)

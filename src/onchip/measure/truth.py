@@ -13,7 +13,7 @@ from onchip.kernels import reference
 from onchip.network.graph import Network
 from onchip.network.recipe import Array, materialise
 from onchip.network.types import numpy_dtype
-from onchip.runtime.cpu import core_count
+from onchip.runtime.cpu.backend import core_count
 from onchip.train.options import TrainOptions
 
 _PIECE_ROWS = 16_384  # the reference keeps every value of every layer: millions of rows go through in pieces

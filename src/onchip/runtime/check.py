@@ -18,7 +18,7 @@ from onchip.plan.kernel import PRECISIONS, TABLES, Job
 from onchip.plan.rewrites import rewrite
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 from onchip.runtime.engine import Engine, compile
-from onchip.runtime.row_sources import random_inputs
+from onchip.runtime.io.row_sources import random_inputs
 
 FACTOR, ULPS = 2, 4  # allowed: FACTOR times the naive error and ULPS units in the last place
 BATCHES = (1, 2, 7)  # a row must come out the same, to the bit, in batches of these sizes

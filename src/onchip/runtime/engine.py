@@ -24,15 +24,15 @@ from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
 from onchip.runtime.arrays import dlpack
+from onchip.runtime.arrays.overlap import check_apart
 from onchip.runtime.backend import Backend
-from onchip.runtime.cpu import CpuBackend
-from onchip.runtime.host_rows import HostRowsError, array_tensor, convert_rows, is_tensor, tensor_array
-from onchip.runtime.overlap import check_apart
+from onchip.runtime.cpu.backend import CpuBackend
+from onchip.runtime.io.host_rows import HostRowsError, array_tensor, convert_rows, is_tensor, tensor_array
 from onchip.runtime.placement import find_device, kernels_for, place
 
 if TYPE_CHECKING:
     from onchip.runtime.arrays.calls import Run
-    from onchip.runtime.ranks import Ranks
+    from onchip.runtime.distributed.ranks import Ranks
 
 
 class _Wanted:

@@ -14,8 +14,8 @@ from onchip.plan.kernel import Job, Kernel
 from onchip.plan.plan import Plan
 from onchip.plan.planner import make_plan
 from onchip.runtime.backend import Backend
-from onchip.runtime.cpu import PRECISION as CPU_PRECISION
-from onchip.runtime.cpu import CpuBackend, this_cpu
+from onchip.runtime.cpu.backend import PRECISION as CPU_PRECISION
+from onchip.runtime.cpu.backend import CpuBackend, this_cpu
 
 
 def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend, str]:

@@ -22,17 +22,17 @@ from onchip.plan.plan_json import (
 from onchip.plan.planner import make_plan
 from onchip.plan.scale_out import choose_ranks
 from onchip.runtime.backend import Backend
-from onchip.runtime.cpu import CpuBackend
-from onchip.runtime.cpu_weights import large_weights
+from onchip.runtime.cpu.backend import CpuBackend
+from onchip.runtime.cpu.weights import large_weights
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
+from onchip.runtime.distributed.leader import Team, pack_sources
+from onchip.runtime.distributed.messages import DEADLINE_S, Orders
+from onchip.runtime.distributed.ranks import Ranks, rank_threads
 from onchip.runtime.engine import Engine, read_plan
-from onchip.runtime.output import PartialOutput
+from onchip.runtime.io.output import PartialOutput
+from onchip.runtime.io.row_sources import Source
+from onchip.runtime.io.stream import Chunk, chunks_of, cut_rows, piece_rows, reads_ahead, share_rows
 from onchip.runtime.placement import device_name, find_device, kernels_for, place, plan_and_reason
-from onchip.runtime.rank_messages import DEADLINE_S, Orders
-from onchip.runtime.ranks import Ranks, rank_threads
-from onchip.runtime.row_sources import Source
-from onchip.runtime.stream import Chunk, chunks_of, cut_rows, piece_rows, reads_ahead, share_rows
-from onchip.runtime.team import Team, pack_sources
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from onchip.errors import InputError
 from onchip.network.recipe import Array
 from onchip.network.scan_op import ScanOp, check_axis, check_dtype, check_out
-from onchip.runtime.cpu import check_threads
+from onchip.runtime.cpu.backend import check_threads
 from onchip.runtime.placement import find_device
 
 if TYPE_CHECKING:

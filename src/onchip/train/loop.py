@@ -20,8 +20,8 @@ from onchip.network.reading import show
 from onchip.network.recipe import Array
 from onchip.plan.kernel import LOSSES
 from onchip.plan.plan_json import plan_to_json
-from onchip.runtime.host_rows import check_rows
-from onchip.runtime.ranks import OneRank, Ranks, find_ranks
+from onchip.runtime.distributed.ranks import OneRank, Ranks, find_ranks
+from onchip.runtime.io.host_rows import check_rows
 from onchip.train.checkpoint import Checkpoints
 from onchip.train.options import TrainOptions, own_names
 from onchip.train.row_weights import check_sample_weight

@@ -19,9 +19,9 @@ from onchip.kernels.training import SharedData
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.plan.plan_json import plan_to_json
-from onchip.runtime.cpu import check_threads
-from onchip.runtime.host_rows import check_rows
-from onchip.runtime.ranks import OneRank, Ranks, find_ranks
+from onchip.runtime.cpu.backend import check_threads
+from onchip.runtime.distributed.ranks import OneRank, Ranks, find_ranks
+from onchip.runtime.io.host_rows import check_rows
 from onchip.train.options import TrainOptions
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.spread import all_results, plan_device, share_of

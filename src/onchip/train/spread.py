@@ -14,8 +14,8 @@ from onchip.errors import InputError, KernelError, OnchipError
 from onchip.kernels.cpu.train.step import BLOCK
 from onchip.plan.plan import Plan
 from onchip.runtime.cuda.devices import cuda_devices
+from onchip.runtime.distributed.ranks import Ranks, gather_all, rank_device, rank_threads
 from onchip.runtime.placement import device_name
-from onchip.runtime.ranks import Ranks, gather_all, rank_device, rank_threads
 from onchip.train.training_run import Epoch, FitResult, PlannedRun
 
 

@@ -20,7 +20,7 @@ from onchip.network.recipe import Array, materialise
 from onchip.plan.floor import settle_floors
 from onchip.plan.plan import Plan
 from onchip.runtime.check import FACTOR, ULP, ULPS, scaled_error
-from onchip.runtime.cpu import core_count, this_cpu
+from onchip.runtime.cpu.backend import core_count, this_cpu
 from onchip.runtime.engine import Engine, compile
 from onchip.train.training_run import Progress
 from onchip.workloads import digits

@@ -23,9 +23,9 @@ import numpy as np
 from onchip.errors import DeviceError, InputError
 from onchip.network.types import DTYPE_BYTES, TensorType, numpy_dtype
 from onchip.runtime.arrays import dlpack
+from onchip.runtime.arrays.overlap import is_apart
 from onchip.runtime.cuda.gpu import Buffer, Event, Gpu
-from onchip.runtime.host_rows import HostRowsError
-from onchip.runtime.overlap import is_apart
+from onchip.runtime.io.host_rows import HostRowsError
 
 LEGACY_STREAM = 1  # CUDA's default stream, which waits for all others that are not declared independent of it
 

@@ -9,10 +9,10 @@ from typing import Any
 from onchip.errors import InputError, ShapeError
 from onchip.network.types import TensorType
 from onchip.runtime.arrays.adapters import ArrayAdapter, ArrayView, Torch, kind_of
+from onchip.runtime.arrays.overlap import check_apart, is_apart
 from onchip.runtime.cuda.bound_plan import MOST_CALLS, MOST_GRAPHS, BoundPlan, BoundRows
 from onchip.runtime.cuda.launches import Graph
 from onchip.runtime.cuda.plan_graph import PlanGraph
-from onchip.runtime.overlap import check_apart, is_apart
 
 ALIGN_BYTES = 16  # what every kernel may count on
 

@@ -22,7 +22,7 @@ from onchip.plan.device import (
     Peak,
     sustained_flops,
 )
-from onchip.runtime.cpu import core_count
+from onchip.runtime.cpu.backend import core_count
 from onchip.runtime.cuda.driver import NEEDED_VERSION, call, version_text
 
 # What we compile for: fp32 lanes a multiprocessor, and how much faster than fp32 its tensor cores do bf16

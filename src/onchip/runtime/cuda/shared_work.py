@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from onchip.runtime.cpu import core_count
+from onchip.runtime.cpu.backend import core_count
 
 MOST_THREADS = 8  # with the one that waits: one core copies some 10 GB/s, a bus takes 55
 

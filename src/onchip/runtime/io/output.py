@@ -31,7 +31,7 @@ from onchip.network.graph import Network
 from onchip.network.reading import fields, name_of, show, whole
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType, numpy_dtype
-from onchip.runtime.slices import SliceFile, Slices, digest_rows, make_line, parse_line
+from onchip.runtime.io.slices import SliceFile, Slices, digest_rows, make_line, parse_line
 
 WRITERS: dict[str, type[RowWriter]] = {
     ".npy": NpyWriter, ".bin": FlatWriter, ".csv": CsvWriter, ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter,

@@ -11,7 +11,7 @@ from onchip.kernels.cpu.threading.launches import run_launches
 from onchip.kernels.cpu.threading.threads import HELPERS, Spare
 from onchip.network.types import numpy_dtype
 from onchip.plan.plan import Plan
-from onchip.runtime.chunks import Chunks, Memory
+from onchip.runtime.cpu.chunks import Chunks, Memory
 
 # B, the rows of a chunk, memory for such a call; shape and dtype of each output
 Known = tuple[int, int, Spare[Memory], tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]]

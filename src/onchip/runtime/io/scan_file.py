@@ -17,7 +17,7 @@ from onchip.formats.arrays.row_files import open_rows
 from onchip.network.reading import blaming
 from onchip.network.recipe import Array
 from onchip.network.scan_op import ScanOp, check_axis, check_dtype
-from onchip.runtime.cpu import check_threads
+from onchip.runtime.cpu.backend import check_threads
 from onchip.runtime.scan import find_place, scan_array, scan_into
 
 

@@ -23,13 +23,13 @@ from onchip.network.types import numpy_dtype
 from onchip.plan.device import Device, Peak
 from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
-from onchip.runtime.ranks import OneRank, Ranks
+from onchip.runtime.distributed.ranks import OneRank, Ranks
 
 if TYPE_CHECKING:
     from onchip.kernels.cpu.threading.launches import Launch
     from onchip.kernels.cpu.train.mlp import Trainer
     from onchip.kernels.training import Piece, SharedData, Trained, TrainerTeam
-    from onchip.runtime.chunks import Chunks
+    from onchip.runtime.cpu.chunks import Chunks
 
 
 def core_count() -> int:
@@ -177,7 +177,7 @@ class CpuBound:
         from onchip.kernels.cpu.threading.launches import run_launches
         from onchip.kernels.cpu.threading.threads import announce_helpers, load_helpers, start_helpers
         from onchip.kernels.cpu.train.mlp import announce_training
-        from onchip.runtime.cpu_weights import make_weights
+        from onchip.runtime.cpu.weights import make_weights
 
         self._start_helpers = start_helpers
         self.plan, self.threads = plan, threads
@@ -229,14 +229,14 @@ class CpuBound:
         return None
 
     def quick_call(self) -> Callable[[tuple[Any, ...], Any], Any] | None:
-        from onchip.runtime.quick_call import quick_call
+        from onchip.runtime.cpu.quick_call import quick_call
 
         return None if self._chunks is None else quick_call(self.plan, self._chunks)
 
     def _find_chunks(self) -> Chunks | None:
         """None where a launch is more than compiled code can make."""
         from onchip.kernels.cpu.threading.launches import CompiledLaunch
-        from onchip.runtime.chunks import Chunks
+        from onchip.runtime.cpu.chunks import Chunks
 
         home = self.plan.lies_in
         launches: list[tuple[CompiledLaunch, list[str]]] = []

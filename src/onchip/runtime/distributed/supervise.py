@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from onchip.errors import DeviceError, InputError, RankError
 
 if TYPE_CHECKING:  # they load NumPy, which whoever starts ranks need not wait for
-    from onchip.runtime.ranks import Ranks
-    from onchip.runtime.stream import Chunk
+    from onchip.runtime.distributed.ranks import Ranks
+    from onchip.runtime.io.stream import Chunk
 
 SOCKET = "ONCHIP_SUPERVISOR"  # in a rank's environment: where it reports
 # That may be asked for: of each core, and on any machine. More would only wait for each other.

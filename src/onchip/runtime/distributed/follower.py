@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from onchip.errors import OnchipError, RankError
 from onchip.network.recipe import Array
 from onchip.runtime.cuda.devices import cuda_devices
-from onchip.runtime.deal import OnChunk, finished
+from onchip.runtime.distributed.messages import START_PART, Bye, Deal, End, Failed, Orders, Ready, Rest, Synced, Told
+from onchip.runtime.distributed.ranks import Naps, Ranks, rank_device, rank_threads, silent, wait_for
+from onchip.runtime.distributed.schedule import OnChunk, finished
+from onchip.runtime.distributed.worker import Worker
 from onchip.runtime.engine import Engine, read_plan
-from onchip.runtime.rank_messages import START_PART, Bye, Deal, End, Failed, Orders, Ready, Rest, Synced, Told
-from onchip.runtime.ranks import Naps, Ranks, rank_device, rank_threads, silent, wait_for
-from onchip.runtime.row_sources import Source
-from onchip.runtime.slices import SliceFile, has_token
-from onchip.runtime.stream import Chunk, ChunkDone, run_chunks
-from onchip.runtime.worker import Worker
+from onchip.runtime.io.row_sources import Source
+from onchip.runtime.io.slices import SliceFile, has_token
+from onchip.runtime.io.stream import Chunk, ChunkDone, run_chunks
 
 
 class SentRows:

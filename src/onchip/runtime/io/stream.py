@@ -18,7 +18,7 @@ from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 from onchip.plan.plan import Plan
 from onchip.runtime.engine import Engine
-from onchip.runtime.row_sources import Source, rows_not_finite
+from onchip.runtime.io.row_sources import Source, rows_not_finite
 
 PIECE_BYTES = 8 << 20  # of input and output at a time: dwarfs the cost of a launch, and its memory is reused
 GPU_PIECE_BYTES = 64 << 20  # on a GPU: some chunks of staging.py, so that copies and kernels overlap within a piece

@@ -22,8 +22,8 @@ import numpy as np
 
 from onchip import __version__
 from onchip.errors import DeviceError, OnchipError, RankError
-from onchip.runtime import shared_memory
-from onchip.runtime.launchers import gpu_rank, launched_as
+from onchip.runtime.distributed import shared_memory
+from onchip.runtime.distributed.launchers import gpu_rank, launched_as
 
 _TAG = 1
 _PART_BYTES = 1 << 30  # of a broadcast at a time: MPI counts in 32 bits

@@ -19,10 +19,7 @@ from typing import Self
 
 from onchip.errors import RankError
 from onchip.network.recipe import Array
-from onchip.runtime.deal import Dealer, OnChunk, StreamReport, finished
-from onchip.runtime.engine import Engine
-from onchip.runtime.output import PartialOutput
-from onchip.runtime.rank_messages import (
+from onchip.runtime.distributed.messages import (
     DEADLINE_S,
     START_PART,
     Bye,
@@ -35,11 +32,14 @@ from onchip.runtime.rank_messages import (
     Synced,
     Told,
 )
-from onchip.runtime.ranks import Naps, Ranks, of_rank
-from onchip.runtime.row_sources import Source
-from onchip.runtime.slices import SliceFile
-from onchip.runtime.stream import Chunk, run_chunks
-from onchip.runtime.worker import Worker
+from onchip.runtime.distributed.ranks import Naps, Ranks, of_rank
+from onchip.runtime.distributed.schedule import Dealer, OnChunk, StreamReport, finished
+from onchip.runtime.distributed.worker import Worker
+from onchip.runtime.engine import Engine
+from onchip.runtime.io.output import PartialOutput
+from onchip.runtime.io.row_sources import Source
+from onchip.runtime.io.slices import SliceFile
+from onchip.runtime.io.stream import Chunk, run_chunks
 
 GOODBYE_S = 5.0  # ranks that do not end in that time are ended
 

@@ -24,7 +24,7 @@ from onchip.network.types import numpy_dtype
 from onchip.plan.build_price import canonical, host_us, is_another_name
 from onchip.plan.plan import Plan
 from onchip.plan.scale_out import pays_to_exchange
-from onchip.runtime.ranks import Ranks
+from onchip.runtime.distributed.ranks import Ranks
 
 LARGE_US = 20_000  # to make, by the plan's rates: of less every rank makes its own
 _NONE = np.empty(0)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from onchip.errors import OnchipError
 from onchip.network.recipe import Array
-from onchip.runtime.deal import Finished
-from onchip.runtime.slices import Slices
-from onchip.runtime.stream import Chunk
+from onchip.runtime.distributed.schedule import Finished
+from onchip.runtime.io.slices import Slices
+from onchip.runtime.io.stream import Chunk
 
 DEADLINE_S = 120.0  # a rank that is at one chunk for longer hangs
 START_PART = 10  # how many times as long a rank may take until its first chunk: it compiles, and makes weights

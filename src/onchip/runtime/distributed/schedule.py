@@ -11,8 +11,8 @@ import numpy as np
 
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType, numpy_dtype
-from onchip.runtime.output import ChunkRecord, PartialOutput
-from onchip.runtime.stream import Chunk, ChunkDone
+from onchip.runtime.io.output import ChunkRecord, PartialOutput
+from onchip.runtime.io.stream import Chunk, ChunkDone
 
 OnChunk = Callable[[Chunk | None], None]  # hears what a rank is at
 

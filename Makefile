@@ -71,11 +71,11 @@ bench-h200: $(VENV)/.peers
 
 # What the documents show of the result files and of the code; a test says when one of them is out of date.
 docs: $(VENV)/.test
-	$(BIN)/python -m onchip.bench.table README.md benchmarks/results --front
-	$(BIN)/python -m onchip.bench.table docs/results.md benchmarks/results
-	$(BIN)/python -m onchip.bench.chart docs/speedup.svg benchmarks/results
+	$(BIN)/python -m onchip.bench.report.table README.md benchmarks/results --front
+	$(BIN)/python -m onchip.bench.report.table docs/results.md benchmarks/results
+	$(BIN)/python -m onchip.bench.report.chart docs/speedup.svg benchmarks/results
 	for name in decode backprop scan; do \
-	  $(BIN)/python -m onchip.bench.table docs/ladders/$$name.md benchmarks/results/*/ladder-$$name*.json || exit 1; \
+	  $(BIN)/python -m onchip.bench.report.table docs/ladders/$$name.md benchmarks/results/*/ladder-$$name*.json || exit 1; \
 	done
 	$(BIN)/python docs/make_pages.py
 

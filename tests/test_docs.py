@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from onchip.bench.chart import main as draw_chart
-from onchip.bench.table import BEGIN, END
-from onchip.bench.table import main as make_table
+from onchip.bench.report.chart import main as draw_chart
+from onchip.bench.report.table import BEGIN, END
+from onchip.bench.report.table import main as make_table
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

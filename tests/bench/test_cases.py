@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 import onchip.bench
 from checks import random_mlp
-from onchip.bench import backprop, decode, digits, torch_training, training
+from onchip.bench.cases import backprop, decode, digits, training
 from onchip.bench.command import run_benchmarks
 from onchip.bench.frame import Case, Ready, UnavailableError, run_cases
 from onchip.bench.options import Options, parse_counts
+from onchip.bench.peers.cpu import torch_training
 from onchip.cli.bench import bench
 from onchip.errors import FormatError, InputError
 from onchip.kernels.training import bytes_of
@@ -311,7 +312,7 @@ def test_a_part_of_a_run_replaces_no_whole_one(part, planted, tmp_path, monkeypa
 
 def test_a_whole_run_is_written_with_its_commit(planted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onchip.bench.machine._git", lambda *_: None)
+    monkeypatch.setattr("onchip.bench.report.machine._git", lambda *_: None)
     result = call(bench, "planted", "--device", "cpu", "--peers", "--commit", "a1" * 20)
     (path,) = (tmp_path / "benchmarks" / "results").rglob("*.json")
     assert json.loads(path.read_text())["commit"] == "a1" * 20

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from onchip.bench.machine import SHA
-from onchip.bench.results import read_results
+from onchip.bench.report.machine import SHA
+from onchip.bench.report.results import read_results
 from onchip.plan.floor import TOO_LOW
 
 ROOT = Path(__file__).parent.parent.parent

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from onchip.bench import decode, digits, mlp, sentiment, sentiment_rows
-from onchip.bench import scan as scans
+from onchip.bench.cases import decode, digits, mlp, sentiment, sentiment_rows
+from onchip.bench.cases import scan as scans
+from onchip.bench.cases.gpu_inference import IO, GpuJob
 from onchip.bench.frame import ONCHIP
-from onchip.bench.gpu_inference import IO, GpuJob
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io
 from onchip.network.layers import CumSum
@@ -151,8 +151,8 @@ def test_a_scan_on_a_cpu(job):
 def imported(name):
     import torch
 
-    from onchip.bench.frameworks.torch_models import MODELS
-    from onchip.bench.imported import subject
+    from onchip.bench.cases.imported import subject
+    from onchip.bench.peers.frameworks.torch_models import MODELS
 
     return subject(torch, next(model for model in MODELS if model.name == name)).net
 

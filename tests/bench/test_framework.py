@@ -5,16 +5,16 @@ import sys
 import pytest
 
 from onchip.bench.frame import UnavailableError
-from onchip.bench.framework import framework
-from onchip.bench.peers import subject_of
+from onchip.bench.peers.cpu import subject_of
+from onchip.bench.peers.framework import framework
 from onchip.network.build import mlp
 
 
 def test_without_the_source_tree_a_peer_says_where_it_is(monkeypatch):
     """UnavailableError: the benchmark goes on without it, and says so."""
-    for name in [name for name in sys.modules if name.startswith("onchip.bench.frameworks")]:
+    for name in [name for name in sys.modules if name.startswith("onchip.bench.peers.frameworks")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "onchip.bench.frameworks", None)
+    monkeypatch.setitem(sys.modules, "onchip.bench.peers.frameworks", None)
     for ask in (subject_of(mlp(2, 1)).module, lambda: framework("triton_mlp")):
         with pytest.raises(UnavailableError, match="not in the wheel: pip install -e"):
             ask()
@@ -22,6 +22,6 @@ def test_without_the_source_tree_a_peer_says_where_it_is(monkeypatch):
 
 def test_another_module_that_is_missing_is_an_error_as_ever(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "onchip.bench.frameworks.torch_models", raising=False)
+    monkeypatch.delitem(sys.modules, "onchip.bench.peers.frameworks.torch_models", raising=False)
     with pytest.raises(ImportError, match="torch"):
         framework("torch_models")

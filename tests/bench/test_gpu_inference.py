@@ -14,14 +14,16 @@ from checks import random_mlp, rows
 from image_networks import residual
 from numpy_jax import numpy_jax
 from numpy_stage import NumpyStage
-from onchip.bench import command, decode, gpu_inference, gpu_peers, mlp
-from onchip.bench.dense import dense_layers
+from onchip.bench import command
+from onchip.bench.cases import decode, gpu_inference, mlp
+from onchip.bench.cases.gpu_inference import GpuJob, floor_ms, gpu_cases
+from onchip.bench.cases.inference import YARDSTICK
 from onchip.bench.frame import Reporter, UnavailableError, run_cases
 from onchip.bench.gpu_clock import CALLS, Forward, fastest
-from onchip.bench.gpu_inference import GpuJob, floor_ms, gpu_cases
-from onchip.bench.gpu_peers import Allowance, GpuTask
-from onchip.bench.inference import YARDSTICK
 from onchip.bench.options import Options
+from onchip.bench.peers.cpu import gpu as gpu_peers
+from onchip.bench.peers.dense import dense_layers
+from onchip.bench.peers.gpu import Allowance, GpuTask
 from onchip.errors import InputError, PlanError
 from onchip.kernels import reference
 from onchip.measure.pace import OwnClock, Pace
@@ -421,7 +423,7 @@ def test_everyone_is_right_on_odd_shapes(name, precision, io, monkeypatch):
         pytest.skip("seconds of compiling each: one is enough")
     monkeypatch.setattr(gpu_peers, "COMPILED_ROWS", 1)
     monkeypatch.setattr(gpu_peers, "MODE", "default")  # quicker to compile
-    monkeypatch.setattr("onchip.bench.triton_search.TUNE_S", 2.0)
+    monkeypatch.setattr("onchip.bench.peers.triton_search.TUNE_S", 2.0)
     for widths, B in (((72, 64, 64, 4), 333), ((17, 33, 33, 33, 5), 1)):
         given = random_mlp(*widths, bias=B == 1)
         task = GpuJob(f"{B} rows", given, B, functools.partial(normal_rows, widths[0]), precision, io)

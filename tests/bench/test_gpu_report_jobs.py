@@ -8,20 +8,13 @@ import pytest
 from checks import rows
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
-from onchip.bench import (
-    faces,
-    faces_peers,
-    gpu_host,
-    gpu_inference,
-    sentiment,
-    sentiment_peers,
-    sentiment_rows,
-    sentiment_tables,
-)
+from onchip.bench.cases import faces, gpu_host, gpu_inference, sentiment, sentiment_rows, sentiment_tables
+from onchip.bench.cases.sentiment_rows import Truths, exact_truth, random_ids, zipf_ids
 from onchip.bench.frame import run_cases
-from onchip.bench.gpu_peers import GpuTask
 from onchip.bench.options import Options
-from onchip.bench.sentiment_rows import Truths, exact_truth, random_ids, zipf_ids
+from onchip.bench.peers.cpu import faces as faces_peers
+from onchip.bench.peers.cpu import sentiment as sentiment_peers
+from onchip.bench.peers.gpu import GpuTask
 from onchip.kernels import reference
 from onchip.measure.pace import Pace
 from onchip.network.recipe import materialise

@@ -8,12 +8,13 @@ import pytest
 from checks import random_mlp
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
-from onchip.bench import backprop, digits, gpu_training, gpu_training_peers
+from onchip.bench.cases import backprop, digits, gpu_training
+from onchip.bench.cases.gpu_training import SteadyFit, epoch_jobs, together_case, training_cases
+from onchip.bench.cases.training import TrainingCase
 from onchip.bench.frame import UnavailableError, run_cases
-from onchip.bench.gpu_peers import Allowance
-from onchip.bench.gpu_training import SteadyFit, epoch_jobs, together_case, training_cases
 from onchip.bench.options import Options
-from onchip.bench.training import TrainingCase
+from onchip.bench.peers.cpu import gpu_training as gpu_training_peers
+from onchip.bench.peers.gpu import Allowance
 from onchip.errors import PlanError
 from onchip.measure import truth
 from onchip.measure.truth import TrainingTruth
@@ -112,7 +113,7 @@ def test_a_training_without_a_kernel_is_skipped(monkeypatch):
         raise PlanError("no kernel takes it")
 
     monkeypatch.setattr(gpu_training, "fit", refuse)
-    monkeypatch.setattr("onchip.bench.training.plan", refuse)
+    monkeypatch.setattr("onchip.bench.cases.training.plan", refuse)
     outcome = run_cases(training_cases("digits", epoch_jobs("an epoch", lesson(), ("fp32",)), Options(device="cuda")))
     assert outcome.skipped == {"onchip": "no kernel for an epoch, fp32: no kernel takes it"}
 

@@ -8,7 +8,7 @@ from image_networks import residual
 from layer_cases import CASES, network, random_inputs
 from numpy_jax import numpy_jax
 from onchip.bench.frame import UnavailableError
-from onchip.bench.frameworks.jax_network import FORMS, jax_function
+from onchip.bench.peers.frameworks.jax_network import FORMS, jax_function
 from onchip.kernels import reference
 from onchip.network.layers import LAYERS, Interleave, TokenConv, ToPixels
 from text_networks import text_network
@@ -59,7 +59,7 @@ def test_whole_networks():
 def test_every_layer_by_jax_itself():
     """All in one function: to compile a hundred takes long."""
     pytest.importorskip("jax")
-    from onchip.bench.gpu_peers import load_jax
+    from onchip.bench.peers.gpu import load_jax
 
     try:
         jax = load_jax()

@@ -6,7 +6,7 @@ import pytest
 
 import onchip
 from gpu_networks import two_towers
-from onchip.bench.model import is_model, model_cases
+from onchip.bench.cases.model import is_model, model_cases
 from onchip.bench.options import Options
 from onchip.errors import InputError
 

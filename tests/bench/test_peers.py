@@ -6,10 +6,10 @@ from layer_cases import CASES as LAYER_CASES
 from layer_cases import Case as LayerCase
 from layer_cases import network as layer_network
 from layer_cases import random_inputs
-from onchip.bench import peers
+from onchip.bench.cases.inference import Task
 from onchip.bench.frame import UnavailableError
-from onchip.bench.frameworks.torch_network import FORMS
-from onchip.bench.inference import Task
+from onchip.bench.peers.cpu import cpu as peers
+from onchip.bench.peers.frameworks.torch_network import FORMS
 from onchip.kernels import reference
 from onchip.measure.truth import Truth
 from onchip.network.graph import Network, Node
@@ -154,7 +154,7 @@ def test_all_others_are_written():
 @pytest.mark.parametrize("case", LAYER_CASES, ids=str)
 def test_every_layer_in_torch(case):
     torch = pytest.importorskip("torch")
-    from onchip.bench.frameworks.torch_network import torch_module
+    from onchip.bench.peers.frameworks.torch_network import torch_module
 
     net, xs = layer_network(case), random_inputs(case, 3)
     uneven = isinstance(case.layer, Interleave) and len(set(case.rows)) > 1  # a rewrite's too; faces' phases are even
@@ -176,7 +176,7 @@ def test_every_layer_in_torch(case):
 
 def test_pools_that_hang_over_the_end():
     torch = pytest.importorskip("torch")
-    from onchip.bench.frameworks.torch_network import torch_module
+    from onchip.bench.peers.frameworks.torch_network import torch_module
 
     rng = np.random.default_rng(0)
     for pads in ((0, 0, 0, 0), (1, 1, 1, 1), (2, 0, 1, 1), (2, 2, 2, 2), (0, 1, 2, 0)):
@@ -191,7 +191,7 @@ def test_pools_that_hang_over_the_end():
 
 def test_relu_overwrites_only_what_nobody_else_reads():
     torch = pytest.importorskip("torch")
-    from onchip.bench.frameworks.torch_network import torch_module
+    from onchip.bench.peers.frameworks.torch_network import torch_module
 
     weights = {"w": np.random.default_rng(0).standard_normal((4, 4), dtype=np.float32)}
     x = rows(5, 4)
@@ -216,7 +216,7 @@ def test_relu_overwrites_only_what_nobody_else_reads():
 
 def test_parameters_stand_in_the_order_of_the_nodes():
     pytest.importorskip("torch")
-    from onchip.bench.frameworks.torch_network import torch_module
+    from onchip.bench.peers.frameworks.torch_network import torch_module
 
     net = faces.network(latent=3, channels=(4, 2), start=2)
     names = [name for node in net.nodes for name in node.weights.values()]
@@ -226,7 +226,7 @@ def test_parameters_stand_in_the_order_of_the_nodes():
 
 def test_a_shared_table_is_one_parameter():
     pytest.importorskip("torch")
-    from onchip.bench.frameworks.torch_network import torch_module
+    from onchip.bench.peers.frameworks.torch_network import torch_module
 
     nodes = (
         Node("a", Embedding(), ("ids",), {"weight": "t"}), Node("b", Embedding(), ("ids",), {"weight": "t"}),
@@ -239,7 +239,7 @@ def test_a_shared_table_is_one_parameter():
 @pytest.mark.parametrize("kind", [LSTM, GRU, RNN])
 def test_a_product_in_front_of_a_recurrent_layer_is_torchs_own_input_product(kind):
     torch = pytest.importorskip("torch")
-    from onchip.bench.frameworks.torch_network import torch_module
+    from onchip.bench.peers.frameworks.torch_network import torch_module
 
     H, rng = 3, np.random.default_rng(0)
     width = 2 * kind.gates * H

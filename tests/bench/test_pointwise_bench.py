@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from numpy_stage import NumpyStage
-from onchip.bench import CASES, gpu_inference, pointwise
+from onchip.bench import CASES
+from onchip.bench.cases import gpu_inference, pointwise
 from onchip.bench.frame import run_cases
 from onchip.bench.options import Options
 from onchip.kernels import reference

@@ -11,12 +11,15 @@ import pytest
 
 from checks import rows
 from numpy_jax import numpy_jax
-from onchip.bench import CASES, faces, gpu_inference, gpu_peers, imported, peers, sentiment, sentiment_rows
+from onchip.bench import CASES
+from onchip.bench.cases import faces, gpu_inference, imported, sentiment, sentiment_rows
+from onchip.bench.cases.gpu_inference import GpuJob, gpu_cases
+from onchip.bench.cases.inference import PEER_SLACK, Task
 from onchip.bench.frame import Reporter, UnavailableError, run_cases
-from onchip.bench.gpu_inference import GpuJob, gpu_cases
-from onchip.bench.inference import PEER_SLACK, Task
 from onchip.bench.options import Options
-from onchip.bench.results import Row
+from onchip.bench.peers.cpu import cpu as peers
+from onchip.bench.peers.cpu import gpu as gpu_peers
+from onchip.bench.report.results import Row
 from onchip.kernels import reference
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Truth
@@ -167,9 +170,9 @@ def test_pixels_are_judged_by_the_numbers_they_stand_for():
 def small_models():
     from torch import nn
 
-    from onchip.bench.frameworks.torch_models import Model, floats, ids
-    from onchip.bench.frameworks.torch_sequences import KeywordLSTM, TextCNN
-    from onchip.bench.frameworks.torch_tables import WideAndDeep
+    from onchip.bench.peers.frameworks.torch_models import Model, floats, ids
+    from onchip.bench.peers.frameworks.torch_sequences import KeywordLSTM, TextCNN
+    from onchip.bench.peers.frameworks.torch_tables import WideAndDeep
 
     def convs():
         return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(),
@@ -203,8 +206,8 @@ def test_torch_exports_its_own_encoder(tmp_path):
     """Which it runs as one operator that ONNX does not have."""
     torch = pytest.importorskip("torch")
     onnxruntime = pytest.importorskip("onnxruntime")
-    from onchip.bench.frameworks.torch_models import Model, ids
-    from onchip.bench.frameworks.torch_sequences import TextTransformer
+    from onchip.bench.peers.frameworks.torch_models import Model, ids
+    from onchip.bench.peers.frameworks.torch_sequences import TextTransformer
 
     model = Model("encoder", lambda: TextTransformer(11, 4, 8, 2, 3), (ids(4, 11),))
     what = imported.subject(torch, model)
@@ -264,7 +267,7 @@ def test_imported_on_a_gpu_with_peers(monkeypatch):
 
 def test_the_models_are_the_same_every_time():
     torch = pytest.importorskip("torch")
-    from onchip.bench.frameworks.torch_models import MODELS
+    from onchip.bench.peers.frameworks.torch_models import MODELS
 
     assert len({model.name for model in MODELS}) == len(MODELS)
     for model in MODELS:
@@ -294,7 +297,7 @@ TINY = {
 @pytest.mark.parametrize("name", TINY)
 def test_the_networks_of_mlperf_tiny(name):
     torch = pytest.importorskip("torch")
-    from onchip.bench.frameworks.torch_models import MODELS
+    from onchip.bench.peers.frameworks.torch_models import MODELS
 
     model = next(model for model in MODELS if model.name == name)
     module, net = model.module(), imported.subject(torch, model).net
@@ -314,7 +317,7 @@ NEWER = (
 @pytest.mark.parametrize("name", [*TINY, *NEWER])
 def test_networks_of_the_benchmark_on_a_gpu(name):
     torch = pytest.importorskip("torch")
-    from onchip.bench.frameworks.torch_models import MODELS
+    from onchip.bench.peers.frameworks.torch_models import MODELS
 
     models = [model for model in MODELS if model.name == name]
     outcome = run_cases(gpu_cases("imported", imported.gpu_jobs(torch, models, (1, 21)), Options(device="cuda")), QUICK)
@@ -325,7 +328,7 @@ def test_networks_of_the_benchmark_on_a_gpu(name):
 
 def test_where_torch_compile_is_left_out():
     pytest.importorskip("torch")
-    from onchip.bench.frameworks.torch_models import MODELS
+    from onchip.bench.peers.frameworks.torch_models import MODELS
 
     assert {name for name, _ in imported.NOT_COMPILED} < {model.name for model in MODELS}
     build = object()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from onchip.bench import machine
-from onchip.bench.results import (
+from onchip.bench.report import machine
+from onchip.bench.report.results import (
     ACCURACY,
     Results,
     Row,

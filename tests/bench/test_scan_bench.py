@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from numpy_stage import NumpyStage
-from onchip.bench import CASES, command, scan, scan_truth
+from onchip.bench import CASES, command
+from onchip.bench.cases import scan, scan_truth
+from onchip.bench.cases.scan import GPU_PEERS, ScanJob, calls_of, numbers
+from onchip.bench.cases.scan_truth import SampledScanTruth, judged_places, naive_sums_at, pairwise_sums, sums_at
 from onchip.bench.frame import run_cases
 from onchip.bench.options import Options
-from onchip.bench.results import Results
-from onchip.bench.scan import GPU_PEERS, ScanJob, calls_of, numbers
-from onchip.bench.scan_truth import SampledScanTruth, judged_places, naive_sums_at, pairwise_sums, sums_at
-from onchip.bench.table import markdown
+from onchip.bench.report.results import Results
+from onchip.bench.report.table import markdown
 from onchip.measure.pace import Pace
 from onchip.plan.device import H200
 from onchip.runtime.cpu.backend import this_cpu

@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from onchip.bench.results import ACCURACY, Results, Row, write_results
-from onchip.bench.table import BEGIN, END, front, main, markdown, replace_table
+from onchip.bench.report.results import ACCURACY, Results, Row, write_results
+from onchip.bench.report.table import BEGIN, END, front, main, markdown, replace_table
 from onchip.errors import FormatError
 
 OURS = Row("decode", "12800 rows", "onchip", "fp32", 2.0, 1.9, 2.2, 6.4e6, "rows/s", 1.0, 1e-6, True, (2.0,), 2)

@@ -9,9 +9,9 @@ import pytest
 
 import onchip.bench
 from checks import random_mlp, rows
-from onchip.bench import gpu_peers
-from onchip.bench.dense import dense_layers
 from onchip.bench.frame import UnavailableError
+from onchip.bench.peers.cpu import gpu as gpu_peers
+from onchip.bench.peers.dense import dense_layers
 from onchip.kernels import reference
 from torch_stage import CpuTorchStage
 
@@ -92,12 +92,12 @@ def triton_mlp(monkeypatch):
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "triton", triton)
     monkeypatch.setitem(sys.modules, "triton.language", language)
-    monkeypatch.delitem(sys.modules, "onchip.bench.frameworks.triton_mlp", raising=False)
+    monkeypatch.delitem(sys.modules, "onchip.bench.peers.frameworks.triton_mlp", raising=False)
     monkeypatch.setattr(onchip.bench, "triton_mlp", None, raising=False)  # the import sets it; so it is put back
     units = types.SimpleNamespace(multi_processor_count=3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: units)
-    yield importlib.import_module("onchip.bench.frameworks.triton_mlp")
-    sys.modules.pop("onchip.bench.frameworks.triton_mlp", None)
+    yield importlib.import_module("onchip.bench.peers.frameworks.triton_mlp")
+    sys.modules.pop("onchip.bench.peers.frameworks.triton_mlp", None)
 
 
 SHAPES = [(72, 64, 64, 4), (48, 32, 32, 32, 3), (16, 32, 1), (17, 20, 20, 19), (128, 16, 16, 16, 16, 10)]
@@ -231,7 +231,7 @@ def test_settings_that_fail_or_are_wrong_are_left_out(triton_mlp, monkeypatch):
 
 
 def test_a_search_without_time_takes_the_first(triton_mlp, monkeypatch):
-    monkeypatch.setattr("onchip.bench.triton_search.TUNE_S", 0.0)
+    monkeypatch.setattr("onchip.bench.peers.triton_search.TUNE_S", 0.0)
     run, tried = peer_of(triton_mlp, monkeypatch, lambda choice: 1.0)
     made = run(gpu_peers.GpuTask(random_mlp(72, 64, 64, 4), "tf32", "float32", torch.from_numpy(rows(33, 72))))
     assert len(made) == 1

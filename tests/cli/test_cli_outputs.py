@@ -74,7 +74,7 @@ def test_an_output_is_a_file_of_its_own(cli, args, words):
 
 @pytest.mark.usefixtures("files")
 def test_a_ladders_picture_is_not_its_result_file(cli):
-    from onchip.bench.machine import device_slug
+    from onchip.bench.report.machine import device_slug
     from onchip.runtime.cpu.backend import this_cpu
 
     result = Path("out", device_slug(this_cpu()), "ladder-decode-10.json")

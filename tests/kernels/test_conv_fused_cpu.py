@@ -228,7 +228,7 @@ def test_more_threads_than_images_than_a_tile_holds():
     code = (
         "import numpy as np, onchip, sys; sys.path.insert(0, 'tests')\n"
         "from onchip.network.build import sequential; from onchip.network.layers import Conv2d; "
-        "from onchip.network.types import TensorType; from onchip.runtime import cpu\n"
+        "from onchip.network.types import TensorType; from onchip.runtime.cpu import backend as cpu\n"
         "cpu.core_count = lambda: 4\n"
         "w = np.random.default_rng(0).standard_normal((64, 64, 3, 3), dtype=np.float32)\n"
         "w = {'a.weight': w, 'b.weight': w}\n"

@@ -111,9 +111,10 @@ def test_groups_that_use_memory_again_have_the_same_bits(name, cache, monkeypatc
 def test_threads_share_a_group_after_the_other():
     """A machine with four threads, made up: three images, of which one at a time goes through the first layers."""
     code = (
-        "import numpy as np, onchip; from onchip.kernels.cpu import conv_fused; from onchip.runtime import cpu\n"
+        "import numpy as np, onchip\n"
+        "from onchip.kernels.cpu.conv import fused; from onchip.runtime.cpu import backend as cpu\n"
         "from test_image_scratch import deep\n"
-        "cpu.core_count, cpu._l2_bytes, conv_fused._SHARED_FLOP = lambda: 4, lambda: 96 << 10, -1\n"
+        "cpu.core_count, cpu._l2_bytes, fused._SHARED_FLOP = lambda: 4, lambda: 96 << 10, -1\n"
         "net = deep()\n"
         "x = np.random.default_rng(1).standard_normal((3, 3, 24, 24), dtype=np.float32)\n"
         "one, four = onchip.compile(net, 'cpu', threads=1), onchip.compile(net, 'cpu', threads=4)\n"

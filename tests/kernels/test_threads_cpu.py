@@ -108,8 +108,8 @@ def test_engines_called_at_the_same_time_give_their_own_bits():
 
 ENGINE = """\
 import os, threading, numpy as np, onchip
-from onchip.kernels.cpu import threads
-from onchip.runtime import cpu
+from onchip.kernels.cpu.threading import threads
+from onchip.runtime.cpu import backend as cpu
 cpu.core_count = lambda: 3
 engine = onchip.compile(onchip.mlp(72, 64, 4), device='cpu', threads=3)
 x = np.random.default_rng(0).standard_normal((3000, 72), dtype=np.float32)

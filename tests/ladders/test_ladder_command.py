@@ -84,7 +84,7 @@ def test_a_ladder_without_a_gpus_rungs_is_climbed_on_the_cpu():
 
 
 def test_a_copy_without_git_is_told_its_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr("onchip.bench.machine._git", lambda *_: None)
+    monkeypatch.setattr("onchip.bench.report.machine._git", lambda *_: None)
     given = ["--rows", "33", "--rung", "numpy", "--commit", "a1" * 20]
     result = call("decode", "--device", "cpu", *given, "--out", str(tmp_path), "--json")
     assert json.loads(result.stdout)["commit"] == "a1" * 20

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from onchip.bench.table import BEGIN, END
-from onchip.bench.table import main as make_table
+from onchip.bench.report.table import BEGIN, END
+from onchip.bench.report.table import main as make_table
 from onchip.ladders import LADDERS, find_ladder, ladder_devices
 
 ROOT = Path(__file__).parent.parent.parent

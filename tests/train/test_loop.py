@@ -36,7 +36,7 @@ def test_loss_curve_and_weights_follow_the_reference(name):
 @pytest.mark.parametrize("name", CASES)
 def test_loss_curve_follows_torch_in_the_same_order(name):
     torch = pytest.importorskip("torch")
-    from onchip.bench.frameworks.torch_network import torch_module
+    from onchip.bench.peers.frameworks.torch_network import torch_module
 
     net, x, y, training = CASES[name]()
     result = fit(net, x, y, device="cpu", epochs=1, seed=3, **training)

@@ -13,26 +13,25 @@ if TYPE_CHECKING:
     from onchip.bench.frame import Case
     from onchip.bench.options import Options
 
-_HOME = {
-    "decode": "onchip.bench.decode", "digits": "onchip.bench.digits", "sentiment": "onchip.bench.sentiment",
-    "faces": "onchip.bench.faces", "imported": "onchip.bench.imported", "backprop": "onchip.bench.backprop",
-    "mlp": "onchip.bench.mlp", "scan": "onchip.bench.scan", "pointwise": "onchip.bench.pointwise",
-    "product": "onchip.bench.product",
-}  # fmt: skip
+_NAMES = (
+    "decode", "digits", "sentiment", "faces", "imported", "backprop", "mlp", "scan", "pointwise", "product",
+)  # fmt: skip
 
 
 class _Cases(Mapping[str, "Callable[[Options], list[Case]]"]):
     """Name -> builder. The builder's file, and with it the compiler, is loaded when it is asked for."""
 
     def __getitem__(self, name: str) -> Callable[[Options], list[Case]]:
-        builder: Callable[[Options], list[Case]] = importlib.import_module(_HOME[name]).cases
+        if name not in _NAMES:
+            raise KeyError(name)
+        builder: Callable[[Options], list[Case]] = importlib.import_module(f"onchip.bench.cases.{name}").cases
         return builder
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_HOME)
+        return iter(_NAMES)
 
     def __len__(self) -> int:
-        return len(_HOME)
+        return len(_NAMES)
 
 
 CASES: Mapping[str, Callable[[Options], list[Case]]] = _Cases()

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from onchip.bench import CASES, machine
+from onchip.bench import CASES
+from onchip.bench.cases.model import is_model, model_cases
 from onchip.bench.frame import Case, Outcome, Reporter, run_cases
-from onchip.bench.model import is_model, model_cases
 from onchip.bench.options import Options
-from onchip.bench.results import Results, make_folder, result_path, write_results
+from onchip.bench.report import machine
+from onchip.bench.report.results import Results, make_folder, result_path, write_results
 from onchip.files import check_writable
 from onchip.measure.pace import Pace
 from onchip.network.names import known_name

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from onchip.bench.results import Row, job_title, make_row, show_against_peer
+from onchip.bench.report.results import Row, job_title, make_row, show_against_peer
 from onchip.errors import OnchipError
 from onchip.measure.pace import Pace, Timing, interleave, summarise
 from onchip.measure.truth import Verdict

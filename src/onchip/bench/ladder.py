@@ -6,10 +6,10 @@ import dataclasses
 import functools
 from pathlib import Path
 
-from onchip.bench import machine
 from onchip.bench.command import describe
 from onchip.bench.frame import Outcome, Reporter
-from onchip.bench.results import Results, make_folder, make_row, result_path, write_results
+from onchip.bench.report import machine
+from onchip.bench.report.results import Results, make_folder, make_row, result_path, write_results
 from onchip.errors import DeviceError, InputError
 from onchip.files import check_outputs, check_writable
 from onchip.ladders import find_ladder, ladder_devices

@@ -86,6 +86,7 @@ def bench(
     is one whole run: what --rows, --batches, --threads or --quick restrict, or has no peers, is written to --out alone.
     All benchmarks with peers take an hour or more on two cores, one takes minutes; --quick is for a first look.
     """
+    from onchip.bench.cases.model import is_model
     from onchip.bench.command import (
         QUICK_NAMES,
         QUICK_PACE,
@@ -95,9 +96,8 @@ def bench(
         run_benchmarks,
         stderr_reporter,
     )
-    from onchip.bench.model import is_model
     from onchip.bench.options import Options, parse_counts
-    from onchip.bench.results import make_tables, show
+    from onchip.bench.report.results import make_tables, show
     from onchip.formats.load import no_open_sizes
     from onchip.runtime.cpu.backend import check_threads
 

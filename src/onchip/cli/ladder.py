@@ -43,7 +43,7 @@ def ladder(
     """
     from onchip.bench.command import stderr_reporter
     from onchip.bench.ladder import LadderOptions, climb_ladder
-    from onchip.bench.results import show
+    from onchip.bench.report.results import show
     from onchip.ladders.show import describe_ladders, ladders_table, make_table
 
     if name is None:

@@ -1,4 +1,4 @@
-"""The side of every rank but 0: make ready what rank 0 says, run the chunks that it deals. Rank 0's side is team.py."""
+"""The side of every rank but 0: make ready what rank 0 says, run the chunks that it deals. Rank 0's side is leader.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank 0's side of a job: its workers are the engines of this process and the other ranks (follow.py).
+"""Rank 0's side of a job: its workers are the engines of this process and the other ranks (follower.py).
 
 Chunks are dealt to whoever is free. Rank 0 plans, tells the others (`Orders`), deals, keeps the manifest and works
 itself: a thread runs its chunks, and the main one answers what comes in meanwhile. Every other rank has a chunk in work

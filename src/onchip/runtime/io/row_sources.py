@@ -28,7 +28,7 @@ _PASSED_NUMBERS = 1 << 20  # of random rows that nobody reads, drawn at a time
 
 
 class Source(Protocol):
-    """Rows that are read on request: a RowSource of formats/arrays/row_files.py, RandomRows, FittedRows, or the like."""
+    """Rows that are read on request: a RowSource of formats/arrays, RandomRows, FittedRows, or the like."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

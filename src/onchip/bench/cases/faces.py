@@ -1,0 +1,107 @@
+"""faces: pictures of 64x64 pixels, as numbers between -1 and 1 and as the bytes of an image file.
+
+On a GPU they stay there, or go to page-locked memory of the host.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from onchip.bench.cases.gpu_host import HostJob, host_cases
+from onchip.bench.cases.gpu_inference import GpuJob, gpu_cases
+from onchip.bench.cases.inference import Rows, inference_cases
+from onchip.bench.frame import Case
+from onchip.bench.options import Options
+from onchip.bench.peers.cpu import (
+    Build,
+    onnxruntime_session,
+    subject_of,
+    torch_channels_last,
+    torch_compiled,
+    torch_eager,
+)
+from onchip.bench.peers.faces import FacesPeers
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Truth, Verdict
+from onchip.network.recipe import Array
+from onchip.workloads import faces
+
+ROWS = (1, 32, 64)
+PIECES = (32,)
+GPU_ROWS, GPU_FEW = (5_248, 65_536, 1, 10, 100), 100
+GPU_JUDGED = 6
+PACE = Pace(rounds=6)
+
+PEERS: dict[str, dict[str, Build]] = {
+    "torch eager": {"": torch_eager},
+    "torch channels_last": {"": torch_channels_last},
+    "torch.compile": {"": torch_compiled},
+    "onnxruntime": {"": onnxruntime_session},
+}
+
+
+def cases(options: Options, **sizes: Any) -> list[Case]:
+    """`sizes` are for tests: those of faces.network."""
+    if options.device != "cpu":
+        return gpu_faces(options, **sizes)
+    counts = options.rows or ROWS
+    floats, pixels = faces.network(**sizes), faces.network(pixels=True, **sizes)
+    latent = floats.input.row_size
+    jobs = [Rows(_images(N), N, functools.partial(inputs, N, latent), "random weights") for N in counts]
+    bytes_too = Rows(f"{_images(counts[-1])}, uint8", counts[-1], jobs[-1].inputs, "random weights")
+    cases_of = functools.partial(
+        inference_cases, "faces", options=options, peers=PEERS, pieces=PIECES, unit="images/s", pace=PACE
+    )
+    truth = functools.partial(PixelTruth, floats)
+    return [*cases_of(subject_of(floats), jobs), *cases_of(subject_of(pixels), [bytes_too], truth=truth)]
+
+
+def gpu_faces(options: Options, **sizes: Any) -> list[Case]:
+    """Many images in fp16, few of them by a synchronised call, the report's number in every precision; to the host."""
+    net, peers = faces.network(**sizes), FacesPeers()
+    draw = functools.lru_cache(maxsize=1)(functools.partial(inputs, latent=net.input.row_size))
+
+    def job(N: int, precision: str = "fp16") -> GpuJob:
+        few = N <= GPU_FEW
+        case = f"{_images(N)}, a call, synchronised" if few else _images(N)
+        io = "fp16" if precision == "fp16" else "fp32"
+        return GpuJob(case, net, N, draw, precision, io, synchronised=few, judged=GPU_JUDGED)
+
+    jobs = [job(N) for N in options.rows or GPU_ROWS]
+    if not options.rows:
+        jobs += [job(GPU_ROWS[0], precision) for precision in ("tf32", "fp32")]
+    made: list[Case] = []
+    for each in jobs:
+        made += gpu_cases("faces", [each], options, peers.on_gpu(each.B), unit="images/s")
+    N = max(options.rows or GPU_ROWS)
+    host_jobs = [
+        HostJob(f"{_images(N)}, to the host", net, N, draw, "fp16", functools.partial(Truth, net), GPU_JUDGED),
+        HostJob(f"{_images(N)}, to the host, uint8", faces.network(pixels=True, **sizes), N, draw, "fp16",
+                functools.partial(PixelTruth, net), GPU_JUDGED),
+    ]  # fmt: skip
+    return made + host_cases("faces", host_jobs, options, peers.to_host(net), "images/s")
+
+
+def _images(N: int) -> str:
+    return "1 image" if N == 1 else f"{N} images"
+
+
+def inputs(N: int, latent: int) -> Array:
+    return np.random.default_rng(1).standard_normal((N, latent), dtype=np.float32)
+
+
+class PixelTruth(Truth):
+    """Of images in bytes: a byte stands for the numbers from itself up to the next, and the exact one is to be there.
+
+    Comparing bytes with bytes would call an error of 1e-6 next to a step a whole one, or a wrong pixel a small one.
+    """
+
+    def judge(self, got: Array) -> Verdict:
+        exact, lowest = (self.y[: len(got)] + 1) / 2 * 255, np.asarray(got).astype(np.float64)
+        if got.dtype != np.uint8 or got.shape != exact.shape:
+            return Verdict(float("inf"), self.allowed)
+        outside = np.maximum(lowest - exact, exact - (lowest + 1))
+        return Verdict(float(outside.max(initial=0)), self.allowed * 255 / 2)

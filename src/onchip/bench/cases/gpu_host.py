@@ -1,0 +1,164 @@
+"""Cases of inference on a GPU over rows of the host or a file: copies in, kernels, copies out, by the host's clock."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onchip.bench.cases.gpu_inference import NAIVE, judged_rows
+from onchip.bench.cases.inference import PEER_SLACK
+from onchip.bench.frame import ONCHIP, Case, Ready, UnavailableError
+from onchip.bench.options import Options
+from onchip.bench.peers.cpu import explained
+from onchip.bench.stage import Stage, TorchStage, make_stage
+from onchip.errors import DeviceError, PlanError
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Truth, Verdict
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
+from onchip.runtime.engine import Engine, compile
+from onchip.runtime.io.row_sources import open_input_rows
+from onchip.runtime.io.stream import piece_rows, run_rows
+
+PACE = Pace(rounds=3, block_s=0.15, warm_up_s=0.01, pause_s=0, min_runs=2, max_runs=40)
+
+
+@dataclass(frozen=True, eq=False)
+class HostJob:
+    """A case: a network over B rows in memory of the host, and back to there."""
+
+    case: str
+    net: Network  # its inputs and outputs are as they lie on the host
+    B: int
+    inputs: Callable[[int], Array]  # so many rows; called when the first engine is prepared
+    precision: str
+    truth: Callable[[Array, str], Truth]  # of rows, with the yardstick of a dtype
+    judged: int
+    compiled: Mapping[str, Any] = field(default_factory=dict)  # what else ours is compiled with
+    is_locked: bool = True  # the memory is page-locked; else NumPy's own
+
+
+@dataclass(frozen=True, eq=False)
+class HostGiven:
+    """A job in memory: the same arrays, and the same judge, for everyone."""
+
+    job: HostJob
+    stage: Stage
+    x: Array
+    y: Array  # everyone writes here
+    judged: Array  # the rows that are judged
+    truth: Truth
+
+    def ready(self, run: Callable[[], object], slack: float, *notes: str) -> Ready:
+        def check() -> Verdict:
+            self.y.fill(np.nan if self.y.dtype.kind == "f" else 0)
+            run()
+            verdict = self.truth.judge(self.y[self.judged])
+            return Verdict(verdict.error, slack * verdict.allowed)
+
+        told = [
+            "random data",
+            "page-locked" if self.job.is_locked else "",
+            *notes,
+            f"judged on {len(self.judged)} rows",
+        ]
+        return Ready(run, check, ", ".join(filter(None, told)))
+
+
+def give(job: HostJob, index: int) -> HostGiven:
+    stage, x, output = make_stage(index), job.inputs(job.B), job.net.output
+    y = np.empty((job.B, *output.row_shape), numpy_dtype(output.dtype))
+    if job.is_locked:
+        given, x, y = x, stage.locked(x.shape, x.dtype.name), stage.locked(y.shape, output.dtype)
+        x[...] = given
+    judged = judged_rows(job.B, job.judged)
+    return HostGiven(job, stage, x, y, judged, job.truth(x[judged], NAIVE[job.precision]))
+
+
+Build = Callable[[HostGiven, TorchStage], tuple[Callable[[], object], str]]  # all rows, from x to y; how it is set up
+
+
+def host_cases(
+    workload: str, jobs: Sequence[HostJob], options: Options, peers: Mapping[str, Build], unit: str
+) -> list[Case]:
+    """onchip and, if asked for, every peer, job by job.
+
+    peers  engine -> what builds it
+    """
+    index = int(options.device.partition(":")[2] or 0)
+    given = functools.lru_cache(maxsize=1)(functools.partial(give, index=index))  # one job's arrays at a time
+    made = []
+    for job in jobs:
+        engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(_ours, given, job, options.device)}
+        if options.peers:
+            engines |= {name: functools.partial(_peer, given, job, name, build) for name, build in peers.items()}
+        made += [
+            Case(workload, job.case, name, prepare, work=job.B, unit=unit, precision=job.precision, pace=PACE)
+            for name, prepare in engines.items()
+        ]
+    return made
+
+
+def _ours(given: Callable[[HostJob], HostGiven], job: HostJob, device: str) -> Ready:
+    task, engine = given(job), _compile(job, device)
+    return task.ready(lambda: engine(task.x, out=task.y), 1.0)
+
+
+def _compile(job: HostJob, device: str) -> Engine:
+    try:
+        return compile(job.net, device, job.precision, batch_hint=job.B, **job.compiled)
+    except (DeviceError, PlanError) as refused:
+        raise UnavailableError(f"no kernel for {job.case}, {job.precision}: {refused.what}") from None
+
+
+def _peer(given: Callable[[HostJob], HostGiven], job: HostJob, name: str, build: Build) -> Ready:
+    task = given(job)
+    if not isinstance(task.stage, TorchStage):
+        raise UnavailableError("torch for CUDA, which runs the peers, is not installed")
+    with explained(name):
+        run, setting = build(task, task.stage)
+        run()
+    return task.ready(run, PEER_SLACK, setting)
+
+
+# -- files -------------------------------------------------------------------------------------------------
+
+
+class _Kept:
+    """A sink that keeps the results where they are judged."""
+
+    def __init__(self, y: Array) -> None:
+        self._y, self._rows = y, 0
+
+    def write(self, rows: Array) -> None:
+        self._y[self._rows : self._rows + len(rows)] = rows
+        self._rows += len(rows)
+
+
+def file_cases(workload: str, job: HostJob, options: Options, unit: str) -> list[Case]:
+    """onchip over bare numbers in a file, a piece at a time, as onchip run does it; the results are not written."""
+    index = int(options.device.partition(":")[2] or 0)
+
+    def prepare() -> Ready:
+        task, engine = give(job, index), _compile(job, options.device)
+        folder, piece = Path(tempfile.mkdtemp(prefix="onchip-bench-")), piece_rows(engine.plan)
+        path = folder / "inputs.bin"
+        task.x.tofile(path)
+
+        def run() -> None:
+            with open_input_rows(path, job.net.input) as source:
+                run_rows(engine, [source], _Kept(task.y), piece)
+
+        weakref.finalize(run, shutil.rmtree, folder)
+        return task.ready(run, 1.0, f"pieces of {piece:,} rows, the file in memory")
+
+    return [Case(workload, job.case, ONCHIP, prepare, work=job.B, unit=unit, precision=job.precision, pace=PACE)]

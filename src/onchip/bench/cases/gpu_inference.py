@@ -1,0 +1,186 @@
+"""Cases of inference on a GPU: rows that lie there, ours and the peers', timed by the GPU's own clock."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onchip.bench.cases.inference import PEER_SLACK, YARDSTICK
+from onchip.bench.frame import ONCHIP, Case, Ready, UnavailableError
+from onchip.bench.gpu_clock import CALLS, PACE, Forward, check, fastest
+from onchip.bench.options import Options
+from onchip.bench.peers.cpu import explained
+from onchip.bench.peers.gpu import Build, GpuTask, make_peers
+from onchip.bench.stage import Stage, TorchStage, make_stage
+from onchip.errors import DeviceError, PlanError
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Rows, Truth, Verdict, as_inputs, naive_error
+from onchip.network.graph import Network
+from onchip.network.io import IO, with_io
+from onchip.network.recipe import Array
+from onchip.network.types import numpy_dtype
+from onchip.plan.device import Device
+from onchip.plan.kernel import Job
+from onchip.runtime.engine import compile
+from onchip.runtime.placement import find_device, plan
+
+JUDGED = 4_096  # rows that are held against float64
+SAMPLE_MS = 5.0  # of a sample, at the floor: of a job that takes long, fewer calls make one
+
+# The yardstick: float16 has as many digits as TF32.
+NAIVE = {"fp32": "float32", "tf32": "float16", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True, eq=False)
+class GpuJob:
+    """A case: a network over B rows."""
+
+    case: str
+    net: Network
+    B: int
+    inputs: Callable[[int], Rows]  # so many rows, float32 or ids; called when the first engine is prepared
+    precision: str = "fp16"  # what products are computed in
+    io: str = "fp16"  # of IO: what rows are kept in
+    synchronised: bool = False
+    judged: int = JUDGED  # rows at most that are held against float64, where more would take too long
+    truth: Callable[[Network, Rows, str], Truth] = Truth  # of rows, with the yardstick of a dtype
+    compiled: Mapping[str, Any] = field(default_factory=dict)  # what else ours is compiled with
+    module: Callable[[], Any] | None = None  # the torch module that the network comes from, which nobody changes
+
+    @property
+    def given_dtypes(self) -> list[str]:
+        """What rows of each input are kept in: ids stay what they are."""
+        return [IO[self.io] if "float" in own.dtype else own.dtype for own in self.net.inputs.values()]
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A job on the GPU: the same rows, and the same judge, for everyone."""
+
+    job: GpuJob
+    stage: Stage
+    x: tuple[Any, ...]  # of every input
+    judged: Array  # the rows of x that are judged
+    truth: Truth
+
+    def judge(self, y: Any, slack: float = 1.0) -> Verdict:
+        """Whether all of y was written, and the judged rows are right."""
+        allowed = slack * self.truth.allowed
+        if tuple(y.shape) != (self.job.B, *self.truth.y.shape[1:]) or not self.stage.is_finite(y):
+            return Verdict(float("inf"), allowed)
+        return Verdict(self.truth.judge(self.stage.fetch(y, self.judged)).error, allowed)
+
+
+def give(job: GpuJob, index: int) -> Given:
+    stage = make_stage(index)
+    x = as_inputs(job.inputs(job.B))
+    judged = judged_rows(job.B, job.judged)
+    rows, many = _rounded(tuple(part[judged] for part in x), job), min(YARDSTICK, job.judged)
+    truth = job.truth(job.net, rows, NAIVE[job.precision])
+    if len(judged) < many:
+        truth = truth.allowing(naive_error(job.net, _rounded(job.inputs(many), job), NAIVE[job.precision]))
+    placed = tuple(stage.put(part, dtype) for part, dtype in zip(x, job.given_dtypes, strict=True))
+    return Given(job, stage, placed, judged, truth)
+
+
+def judged_rows(B: int, most: int) -> Array:
+    """The numbers of the first row, the last and some between."""
+    if most >= B:
+        return np.arange(B)
+    return np.unique([0, *np.random.default_rng(2).integers(0, B, most - 2), B - 1])
+
+
+def _rounded(x: Rows, job: GpuJob) -> tuple[Array, ...]:
+    """The rows as they lie on the GPU, in the network's own dtypes."""
+    kinds = zip(as_inputs(x), job.given_dtypes, job.net.inputs.values(), strict=True)
+    return tuple(part.astype(numpy_dtype(dtype)).astype(numpy_dtype(own.dtype)) for part, dtype, own in kinds)
+
+
+# -- cases -------------------------------------------------------------------------------------------------
+
+
+def gpu_cases(
+    workload: str,
+    jobs: Sequence[GpuJob],
+    options: Options,
+    peers: Mapping[str, Build] | None = None,
+    pace: Pace = PACE,
+    unit: str = "rows/s",
+) -> list[Case]:
+    """onchip and, if asked for, every peer, job by job.
+
+    peers  engine -> what builds it; those of dense networks if not given
+    """
+    device = find_device(options.device)[0]
+    index = int(options.device.partition(":")[2] or 0)
+    asked = (make_peers() if peers is None else peers) if options.peers else {}
+    made = []
+    for job in jobs:
+        given = functools.cache(functools.partial(give, job, index))
+        floor = floor_ms(job, device)
+        calls = calls_of(floor)
+        engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(ours, given, options.device, calls)}
+        engines |= {name: functools.partial(peer, given, name, build, calls) for name, build in asked.items()}
+        made += [
+            Case(workload, job.case, name, prepare, work=job.B, unit=unit, precision=job.precision, floor_ms=floor,
+                 pace=pace)
+            for name, prepare in engines.items()
+        ]  # fmt: skip
+    return made
+
+
+def floor_ms(job: GpuJob, device: Device) -> float | None:
+    """What memory, products and launches take at least."""
+    net = with_io(job.net, IO[job.io])
+    try:
+        return plan(net, device, Job(job.precision, job.B, **job.compiled)).floor_us / 1e3
+    except (DeviceError, PlanError):  # ours says so when it is prepared
+        return None
+
+
+def calls_of(floor: float | None) -> int:
+    """How many calls make a sample."""
+    return max(1, min(CALLS, int(SAMPLE_MS / floor))) if floor else CALLS
+
+
+def ours(given: Callable[[], Given], device: str, calls: int) -> Ready:
+    task = given()
+    job, stage = task.job, task.stage
+    try:
+        engine = compile(job.net, device, job.precision, batch_hint=job.B, io=job.io, **job.compiled)
+    except (DeviceError, PlanError) as refused:
+        raise UnavailableError(f"no kernel for {job.case}, {job.precision}: {refused.what}") from None
+    y = stage.empty((job.B, *job.net.output.row_shape), IO[job.io])
+
+    def call() -> Any:
+        engine(*task.x, out=y)
+        return y
+
+    # Synchronised, it is the plain call that is promised, not a graph of it.
+    run, setting = fastest({"": Forward(call, captures=not job.synchronised)}, stage, job.synchronised, calls)
+    return Ready(run, functools.partial(check, stage, run, task.judge), _setting(task, setting))
+
+
+def peer(given: Callable[[], Given], name: str, build: Build, calls: int) -> Ready:
+    task = given()
+    job, stage = task.job, task.stage
+    if not isinstance(stage, TorchStage):
+        raise UnavailableError("torch for CUDA, which holds the peers' rows, is not installed")
+    with explained(name):
+        given_x, *more = task.x
+        variants = build(GpuTask(job.net, job.precision, IO[job.io], given_x, tuple(more), job.module), stage)
+        run, setting = fastest(variants, stage, job.synchronised, calls)
+    return Ready(
+        run,
+        functools.partial(check, stage, run, functools.partial(task.judge, slack=PEER_SLACK)),
+        _setting(task, setting),
+    )
+
+
+def _setting(task: Given, *notes: str) -> str:
+    judged = f"judged on {len(task.judged)} rows" if len(task.judged) < task.job.B else ""
+    return ", ".join(filter(None, [*notes, "random data, the same in every call: what fits stays in L2", judged]))

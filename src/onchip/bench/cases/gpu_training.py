@@ -1,0 +1,252 @@
+"""Cases of training on a GPU: the time of an epoch in steady state, the order of its rows included.
+
+Ours is an epoch of the public fit, from the second on. Peers keep rows and weights on the GPU and do theirs in the
+fastest form that we know (gpu_training_peers). Everyone is judged by the loss curve of the first epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onchip.bench.cases.inference import PEER_SLACK
+from onchip.bench.cases.training import TrainingCase
+from onchip.bench.frame import ONCHIP, Case, Ready, UnavailableError
+from onchip.bench.gpu_clock import HostClock, repeat
+from onchip.bench.options import Options
+from onchip.bench.peers.cpu import explained
+from onchip.bench.stage import TorchStage, make_stage
+from onchip.errors import DeviceError, KernelError, PlanError
+from onchip.measure.pace import Pace
+from onchip.measure.truth import TrainingTruth, Verdict
+from onchip.network.recipe import Array
+from onchip.train.loop import fit
+from onchip.train.many import Run, fit_runs
+from onchip.train.training_run import FitResult, Progress
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+PEER_PRECISIONS = ("fp32", "tf32")  # peers that keep float32 weights and round for products alone have no others
+# What float64 does in seconds: the first steps of an epoch, and of full batches the first epochs.
+JUDGED_STEPS, JUDGED_ROWS, JUDGED_EPOCHS = 256, 32_768, 3
+NAIVE_RUNS = 8  # in float32, that say how far off a run may be; of full batches one: three steps amplify nothing
+# Of a loss, beside twice what a naive run in float32 is off: another order of sums; and of products whose factors have
+# 11 or 8 bits, what 256 steps of 16 rows make of it (a simulation was off by 0.012 on MNIST).
+ROUNDING = {"fp32": 2**-17, "tf32": 2**-6, "bf16": 2**-5}
+SAMPLE_S, LEAST_EPOCHS, MOST_EPOCHS = 0.3, 4, 1_000  # of a sample; ours has no time for the first epoch
+PACE = Pace(rounds=3, block_s=0, warm_up_s=0, pause_s=0, min_runs=1, max_runs=1)  # a sample is many epochs
+
+
+@dataclass(frozen=True, eq=False)
+class EpochJob:
+    """A case: a training job whose epochs are timed, in one precision."""
+
+    case: str
+    lesson: TrainingCase
+    truth: Callable[[], TrainingTruth]  # of its first steps; the same for every precision
+
+    @property
+    def precision(self) -> str:
+        return self.lesson.options.precision
+
+    def judge(self, losses: Array, slack: float = 1.0) -> Verdict:
+        """losses: of the first steps, or more."""
+        verdict = self.truth().judge_losses(losses)
+        return Verdict(verdict.error, slack * (verdict.allowed + ROUNDING[self.precision]))
+
+
+@dataclass(frozen=True, eq=False)
+class PeerRun:
+    """A peer's training run."""
+
+    run: Callable[[], object]  # puts some epochs on the GPU
+    epochs: int  # so many
+    wait: Callable[[], object]
+    first_losses: Callable[[], Array]  # of the first steps from the first weights on, in the order of fit
+    setting: str = ""
+    gpu_bytes: int = 0  # of memory that it held; 0: not known
+
+
+Build = Callable[[EpochJob, TorchStage], PeerRun]
+
+
+def epoch_jobs(case: str, lesson: TrainingCase, precisions: Sequence[str] = PRECISIONS) -> list[EpochJob]:
+    """One job in several precisions."""
+    truth = functools.cache(functools.partial(_truth, lesson))
+    made = []
+    for precision in precisions:
+        options = dataclasses.replace(lesson.options, precision=precision)
+        made.append(EpochJob(case, dataclasses.replace(lesson, options=options), truth))
+    return made
+
+
+def _truth(lesson: TrainingCase) -> TrainingTruth:
+    size = lesson.options.batch_size
+    few = dataclasses.replace(lesson, options=dataclasses.replace(lesson.options, epochs=JUDGED_EPOCHS))
+    full = size >= len(lesson.x)
+    steps = JUDGED_EPOCHS if full else min(JUDGED_STEPS, -(-JUDGED_ROWS // size), -(-len(lesson.x) // size))
+    batches, runs = few.batches(0)[:steps], 1 if full else NAIVE_RUNS
+    return TrainingTruth(lesson.net(0), lesson.x, lesson.y, batches, lesson.options, runs)
+
+
+def training_cases(
+    workload: str, jobs: Sequence[EpochJob], options: Options, peers: Mapping[str, Build] | None = None
+) -> list[Case]:
+    """onchip and, if asked for, every peer, job by job.
+
+    peers  engine -> what builds it
+    """
+    index = int(options.device.partition(":")[2] or 0)
+    made = []
+    for job in jobs:
+        engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(ours, job)}
+        if options.peers and job.precision in PEER_PRECISIONS:
+            engines |= {name: functools.partial(peer, job, name, build, index) for name, build in (peers or {}).items()}
+        floor_ms = _floor_ms(job.lesson)
+        made += [
+            Case(workload, job.case, name, prepare, work=1, unit="epochs/s", precision=job.precision,
+                 floor_ms=floor_ms, pace=PACE)
+            for name, prepare in engines.items()
+        ]  # fmt: skip
+    return made
+
+
+def _floor_ms(lesson: TrainingCase) -> float | None:
+    """Of an epoch."""
+    try:
+        return lesson.floor_ms() / lesson.options.epochs
+    except (DeviceError, PlanError):  # ours says so when it is prepared
+        return None
+
+
+# -- ours --------------------------------------------------------------------------------------------------
+
+
+class SteadyFit:
+    """A fit of so many epochs; a sample is the time of one of them, from the second on, by the host's clock."""
+
+    def __init__(self, lesson: TrainingCase, epochs: int) -> None:
+        self._lesson, self._epochs = lesson, epochs
+
+    def __call__(self) -> float:
+        return self.sample_ms()
+
+    def sample_ms(self) -> float:
+        done: list[tuple[float, float]] = []  # epochs, with the step's share of the last; when
+
+        def on_progress(told: Progress) -> None:
+            done.append((told.epoch - 1 + told.step / told.steps, time.perf_counter()))
+
+        run_fit(self._lesson, self._epochs, on_progress)
+        return steady_ms(done)
+
+
+def steady_ms(done: Sequence[tuple[float, float]]) -> float:
+    """The time of an epoch in steady state, by how many were done when (s), told in this order.
+
+    Several may be done at once, and told one after the other: so the clock starts where the next is waited for longest.
+    """
+    waits = {
+        now: after[1] - now[1] for now, after in itertools.pairwise(done) if 1 <= now[0] <= max(1, done[-1][0] / 2)
+    }
+    begin, end = max(waits, key=lambda stamp: waits[stamp]), done[-1]
+    return (end[1] - begin[1]) * 1e3 / (end[0] - begin[0])
+
+
+def run_fit(lesson: TrainingCase, epochs: int, on_progress: Callable[[Progress], None] | None = None) -> FitResult:
+    options: dict[str, Any] = {**dataclasses.asdict(lesson.options), "epochs": epochs}
+    return fit(lesson.net(0), lesson.x, lesson.y, device=lesson.device, on_progress=on_progress, **options)
+
+
+def ours(job: EpochJob) -> Ready:
+    full = job.lesson.options.batch_size >= len(job.lesson.x)
+    try:
+        first = run_fit(job.lesson, max(2, JUDGED_EPOCHS if full else 1))
+    except (DeviceError, PlanError) as refused:
+        raise UnavailableError(f"no kernel for {job.case}, {job.precision}: {refused.what}") from None
+    epochs = max(LEAST_EPOCHS, epochs_of(min(epoch.seconds for epoch in first.history)))
+    kernel = ", ".join(dict.fromkeys(group.claim.label for group in first.plan.groups))
+    setting = job.lesson.setting(f"{epochs} epochs of fit", kernel)
+    clock = SteadyFit(job.lesson, epochs)
+    return Ready(clock, lambda: job.judge(first.losses), setting, extra=memory(first.gpu_bytes))
+
+
+# -- many networks -----------------------------------------------------------------------------------------
+
+
+def together_case(workload: str, job: EpochJob, count: int) -> Case:
+    """An epoch of so many networks side by side; the time is that of all of them."""
+    floor_ms = _floor_ms(job.lesson)
+    return Case(
+        workload, f"{job.case}, {count} networks", ONCHIP, functools.partial(ours_together, job, count), work=count,
+        unit="epochs/s", precision=job.precision, floor_ms=floor_ms and count * floor_ms, pace=PACE,
+    )  # fmt: skip
+
+
+class SteadyRuns:
+    """So many fits side by side, of so many epochs; a sample is the time of an epoch of all, from the second on."""
+
+    def __init__(self, lesson: TrainingCase, count: int, epochs: int) -> None:
+        self._lesson, self._count, self._epochs = lesson, count, epochs
+
+    def __call__(self) -> float:
+        return self.sample_ms()
+
+    def sample_ms(self) -> float:
+        results = run_together(self._lesson, self._count, self._epochs)
+        return max(1e3 * sum(epoch.seconds for epoch in r.history[1:]) / (len(r.history) - 1) for r in results)
+
+
+def run_together(lesson: TrainingCase, count: int, epochs: int) -> list[FitResult]:
+    options = dataclasses.replace(lesson.options, epochs=epochs)
+    runs = [Run(lesson.net(seed), dataclasses.replace(options, seed=seed)) for seed in range(count)]
+    results = []
+    for result in fit_runs(runs, lesson.x, lesson.y, device=lesson.device):
+        if isinstance(result, KernelError):  # a run that diverged
+            raise result
+        results.append(result)
+    return results
+
+
+def ours_together(job: EpochJob, count: int) -> Ready:
+    try:
+        first = run_together(job.lesson, count, 2)
+    except (DeviceError, PlanError) as refused:
+        raise UnavailableError(f"no kernel for {job.case}, {job.precision}: {refused.what}") from None
+    epochs = max(LEAST_EPOCHS, epochs_of(min(epoch.seconds for epoch in first[0].history)))
+    setting = job.lesson.setting(f"{epochs} epochs of fit_runs", first[0].plan.groups[0].claim.label)
+    clock, held = SteadyRuns(job.lesson, count, epochs), sum(result.gpu_bytes for result in first)
+    return Ready(clock, lambda: job.judge(first[0].losses), setting, extra=memory(held))
+
+
+def epochs_of(seconds: float) -> int:
+    """How many make a sample, if one takes so long."""
+    return max(1, min(MOST_EPOCHS, math.ceil(SAMPLE_S / max(seconds, 1e-9))))
+
+
+# -- peers -------------------------------------------------------------------------------------------------
+
+
+def peer(job: EpochJob, name: str, build: Build, index: int) -> Ready:
+    stage = make_stage(index)
+    if not isinstance(stage, TorchStage):
+        raise UnavailableError("torch for CUDA, which holds the peers' rows, is not installed")
+    with explained(name):
+        made = build(job, stage)
+        losses = made.first_losses()
+        once = HostClock(made.run, lambda _: made.wait(), 1)
+        calls = epochs_of(min(once.sample_ms() for _ in range(2)) / 1e3)
+    run = functools.partial(repeat, made.run, calls)
+    setting = job.lesson.setting(f"{calls * made.epochs} epochs in a row", made.setting)
+    clock = HostClock(run, lambda _: made.wait(), calls * made.epochs)
+    return Ready(clock, lambda: job.judge(losses, PEER_SLACK), setting, extra=memory(made.gpu_bytes))
+
+
+def memory(nbytes: int) -> dict[str, float]:
+    """As a row tells it."""
+    return {"GPU MB": round(nbytes / 1e6, 1)} if nbytes else {}

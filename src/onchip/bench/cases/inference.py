@@ -1,0 +1,121 @@
+"""Cases of inference: a network over rows that lie in memory, ours and the peers'."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onchip.bench.frame import ONCHIP, Case, Ready
+from onchip.bench.options import Options
+from onchip.bench.peers.cpu import INFERENCE, PIECES, Build, Forward, Subject, explained, fastest
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Rows as Given
+from onchip.measure.truth import Truth, Verdict, as_inputs
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType, numpy_dtype
+from onchip.plan.kernel import Job
+from onchip.runtime.engine import Engine, compile
+from onchip.runtime.placement import plan
+
+# Twice the naive error is our promise. A peer has to compute the same thing: torch sums faces to 2.1 times that error.
+PEER_SLACK = 10.0
+YARDSTICK = 1_000  # rows at least that a naive run errs on: by the few numbers of one row it may be right by chance
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """B rows to run a network over; every engine gets the same, and the same judge."""
+
+    B: int
+    x: Callable[[], Given]  # (B, ...)
+    output: TensorType
+    truth: Callable[[], Truth]  # of the rows that are judged, from the first on
+    judged: int | None = None  # how many these are; None: all
+    data: str = ""  # what the rows are, for the setting
+
+    def ours(self, build: Callable[[], Engine], *notes: str) -> Ready:
+        engine, x, out = build(), as_inputs(self.x()), self._empty()
+        return Ready(lambda: engine(*x, out=out), lambda: self.judge(engine(*x)), self._setting(*notes))
+
+    def peer(self, name: str, build: Callable[[], Mapping[str, Forward]], pieces: Sequence[int], *notes: str) -> Ready:
+        """The fastest of a peer's variants, in calls of all rows or so many at a time as `pieces` says."""
+        with explained(name):
+            run, setting = fastest(build(), as_inputs(self.x()), self._empty(), pieces)
+        return Ready(run, lambda: self.judge(run(), PEER_SLACK), self._setting(setting, *notes))
+
+    def judge(self, y: Array, slack: float = 1.0) -> Verdict:
+        verdict = self.truth().judge(y[: self.judged])
+        return Verdict(verdict.error if len(y) == self.B else float("inf"), slack * verdict.allowed)
+
+    def _empty(self) -> Array:
+        return np.empty((self.B, *self.output.row_shape), numpy_dtype(self.output.dtype))
+
+    def _setting(self, *notes: str) -> str:
+        few = self.judged is not None and self.judged < self.B
+        return ", ".join(filter(None, [self.data, *notes, f"judged on {self.judged} rows" if few else ""]))
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A case: its name, and the rows that are run through the network."""
+
+    case: str
+    B: int
+    inputs: Callable[[], Given]  # (B, ...); called once, when the first engine is prepared
+    data: str = ""  # what they are
+
+
+def inference_cases(
+    workload: str,
+    what: Subject,
+    jobs: Sequence[Rows],
+    options: Options,
+    *,
+    peers: Mapping[str, Mapping[str, Build]] = INFERENCE,
+    pieces: Sequence[int] = PIECES,
+    unit: str = "rows/s",
+    judged: int | None = None,
+    truth: Callable[[Given], Truth] | None = None,
+    pace: Pace | None = None,
+) -> list[Case]:
+    """onchip and, if asked for, every peer on the same rows, job by job.
+
+    peers   engine -> its variants; each is built once for all jobs
+    pieces  how many rows a peer may be given at a time, apart from all
+    judged  how many rows are held against float64, where all would take too long
+    truth   of x, where it is not simply what the network makes of it
+    """
+    net = what.net
+    built = {name: functools.cache(functools.partial(build_variants, v, what, options)) for name, v in peers.items()}
+    made = []
+    for job in jobs:
+        x = functools.cache(job.inputs)
+        known = functools.cache(functools.partial(_first_truth, truth or functools.partial(Truth, net), x, judged))
+        task = Task(job.B, x, net.output, known, judged, job.data)
+        build = functools.partial(compile, net, options.device, threads=options.threads, batch_hint=job.B)
+        engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(task.ours, build)}
+        if options.peers:
+            engines |= {name: functools.partial(task.peer, name, variants, pieces) for name, variants in built.items()}
+        floor_ms = functools.partial(_floor_ms, net, options.device, job.B)
+        made += [
+            Case(workload, job.case, name, prepare, work=job.B, unit=unit, floor_ms=floor_ms, threads=options.threads,
+                 pace=pace)
+            for name, prepare in engines.items()
+        ]  # fmt: skip
+    return made
+
+
+def _floor_ms(net: Network, device: str, B: int) -> float:
+    return plan(net, device, Job(batch=B)).floor_us / 1e3
+
+
+def build_variants(variants: Mapping[str, Build], what: Subject, options: Options) -> dict[str, Forward]:
+    return {name: build(what, options.threads) for name, build in variants.items()}
+
+
+def _first_truth(truth: Callable[[Given], Truth], x: Callable[[], Given], judged: int | None) -> Truth:
+    return truth(tuple(rows[:judged] for rows in as_inputs(x())))

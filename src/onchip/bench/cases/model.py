@@ -1,0 +1,55 @@
+"""A user's own network, from its file: over many rows and few, beside its floor and, if asked for, its peers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from onchip.bench.cases.gpu_inference import GpuJob, gpu_cases
+from onchip.bench.cases.inference import Rows, inference_cases
+from onchip.bench.frame import Case
+from onchip.bench.options import Options
+from onchip.bench.peers.cpu import subject_of
+from onchip.errors import InputError
+from onchip.formats.load import load_file
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Truth, naive_error
+from onchip.network.graph import Network
+from onchip.network.recipe import Array
+from onchip.network.text import plural
+from onchip.runtime.io.row_sources import random_inputs
+
+ROWS = (1, 64, 1_024, 16_384)
+JUDGED = 64  # rows: in float64 a network of any size takes a while
+PACE = Pace(rounds=5, block_s=0.2, warm_up_s=0.1, pause_s=0.1)
+
+
+def is_model(name: str) -> bool:
+    """Whether this is the file of a network, not the name of a benchmark."""
+    return Path(name).suffix != ""
+
+
+def model_cases(path: str, options: Options) -> list[Case]:
+    """Cases of the network in a file, over random rows."""
+    net, name = load_file(path, options.shapes), Path(path).stem
+    if len(net.inputs) > 1 or len(net.outputs) > 1:
+        got = f"{plural(len(net.inputs), 'input')}, {plural(len(net.outputs), 'output')}"
+        raise InputError(f"{path} cannot be timed", got=got, expected="one of each", hint="onchip plan for its floor")
+    counts, draw = options.rows or ROWS, functools.cache(functools.partial(_draw, net))
+    if options.device != "cpu":
+        jobs = [GpuJob(plural(B, "row"), net, B, draw, "fp32", "fp32", judged=JUDGED) for B in counts]
+        return gpu_cases(name, jobs, options)
+    jobs_here = [Rows(plural(B, "row"), B, functools.partial(draw, B), "random data") for B in counts]
+    truth = functools.partial(_truth, net, draw)
+    return inference_cases(name, subject_of(net), jobs_here, options, judged=JUDGED, truth=truth, pace=PACE)
+
+
+def _draw(net: Network, B: int) -> Array:
+    (source,) = random_inputs(net, B, seed=0)
+    return source.read(0, B)
+
+
+def _truth(net: Network, draw: Callable[[int], Array], x: Array) -> Truth:
+    """The truth of x, however few rows, with a yardstick of some."""
+    return Truth(net, x).allowing(naive_error(net, draw(JUDGED)))

@@ -1,0 +1,105 @@
+"""pointwise: layers that make each number of its own, over arrays that no cache holds; beside them a plain copy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from onchip.bench.cases.gpu_inference import GpuJob, gpu_cases
+from onchip.bench.cases.inference import Rows, inference_cases
+from onchip.bench.frame import Case, Ready
+from onchip.bench.gpu_clock import PACE, Forward, check, fastest
+from onchip.bench.options import Options
+from onchip.bench.peers.cpu import subject_of
+from onchip.bench.peers.gpu import make_network_peers
+from onchip.bench.stage import make_stage
+from onchip.measure.truth import Verdict
+from onchip.network.build import sequential
+from onchip.network.graph import Network, Node
+from onchip.network.io import IO
+from onchip.network.layers import GELU, Add, BatchNorm2d, Clip, Layer, Mul, ReLU, SiLU, Tanh
+from onchip.network.recipe import Array
+from onchip.network.types import TensorType
+
+COPY = "copy"
+ROW = (64, 32, 32)  # an image of 64 channels
+GPU_ROWS, CPU_ROWS = 2048, 64  # 2^27 numbers, 2^22
+PRECISIONS = ("fp32", "fp16")
+JUDGED = 32  # rows, of 65,536 numbers each: float64 takes NumPy a minute for all; that all are finite is checked
+COMPILE_S, JAX_S = 25.0, 10.0  # of torch.compile and JAX, all ten cases together
+
+
+def networks() -> dict[str, Network]:
+    """Over images: an activation, dear and cheap, chains, and numbers that are stretched over channels or images."""
+    return {
+        "ReLU": _chain(ReLU()),
+        "GELU": _chain(GELU()),
+        "five activations": _chain(Tanh(), Clip(-0.5, 0.5), SiLU(), GELU("tanh"), ReLU()),
+        "batch norm, ReLU": _batch_norm(),
+        "gated": _gated(),
+    }
+
+
+def _chain(*layers: Layer) -> Network:
+    return sequential(TensorType(("B", *ROW)), [(f"f{i}", layer) for i, layer in enumerate(layers)], {})
+
+
+def _batch_norm() -> Network:
+    rng = np.random.default_rng(1)
+    weights = {f"norm.{role}": rng.random(ROW[0], np.float32) + 0.5 for role in ("mean", "var", "weight", "bias")}
+    return sequential(TensorType(("B", *ROW)), [("norm", BatchNorm2d()), ("relu", ReLU())], weights)
+
+
+def _gated() -> Network:
+    """relu(x * image + x): a constant of an image's shape, and a value that is read twice."""
+    nodes = (
+        Node("gate", Mul(), ("x",), {"constant": "image"}),
+        Node("sum", Add(), ("gate", "x")),
+        Node("relu", ReLU(), ("sum",)),
+    )
+    image = np.random.default_rng(1).random(ROW[1:], np.float32)
+    return Network({"x": TensorType(("B", *ROW))}, nodes, ("relu",), {"image": image})
+
+
+def inputs(B: int) -> Array:
+    return np.random.default_rng(2).standard_normal((B, *ROW), dtype=np.float32)
+
+
+def cases(options: Options) -> list[Case]:
+    made = []
+    if options.device == "cpu":
+        for name, net in networks().items():
+            rows = [Rows(f"{name}, {B} rows", B, functools.partial(inputs, B)) for B in options.rows or (CPU_ROWS,)]
+            made += inference_cases("pointwise", subject_of(net), rows, options, judged=CPU_ROWS)
+        return made
+    peers = make_network_peers(1, COMPILE_S, JAX_S)
+    for B in options.rows or (GPU_ROWS,):
+        given = functools.cache(inputs)  # the same rows for every network
+        for precision in PRECISIONS:
+            made += [_copy(B, precision, options, functools.partial(given, B))]
+            jobs = [
+                GpuJob(f"{name}, {B} rows", net, B, given, precision, precision, judged=JUDGED)
+                for name, net in networks().items()
+            ]
+            made += gpu_cases("pointwise", jobs, options, peers)
+    return made
+
+
+def _copy(B: int, precision: str, options: Options, given: Callable[[], Array]) -> Case:
+    """What reading and writing every number once takes: the GPU's own copy."""
+
+    def prepare() -> Ready:
+        stage = make_stage(int(options.device.partition(":")[2] or 0))
+        host = given()
+        x, y = stage.put(host, IO[precision]), stage.empty(host.shape, IO[precision])
+        run, way = fastest({"": Forward(lambda: stage.copy(x, y))}, stage)
+
+        def judge(copied: Any) -> Verdict:
+            return Verdict(0.0 if np.array_equal(stage.fetch(copied), stage.fetch(x)) else float("inf"), 0.0)
+
+        return Ready(run, functools.partial(check, stage, run, judge), way)
+
+    return Case("pointwise", f"copy, {B} rows", COPY, prepare, work=B, precision=precision, pace=PACE)

@@ -1,0 +1,111 @@
+"""Right or wrong: running sums against float64, however long the row is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from onchip.bench.cases.inference import PEER_SLACK
+from onchip.measure.truth import Verdict, allowed_error
+from onchip.network.recipe import Array
+
+WHOLE = 1 << 24  # up to so many numbers all sums are judged; of more, the last one of each block and some blocks
+BLOCK = 1 << 12
+BLOCKS = 64  # of which every sum is judged
+PIECE = 1 << 24  # numbers that are added up at a time: a copy of them in float64 fits into memory
+UNWRITTEN = -1  # what stage.poison leaves in ints
+MOST_UNWRITTEN = 16  # random sums are -1 by chance, one in 2^32
+
+
+class SampledScanTruth:
+    """The running sums of x (N,) float32 or int32 at the judged places, and how far from them an engine may be.
+
+    An error is told as a part of the largest sum so far, |a - b| / max(1, |sum| so far): a random walk comes back to
+    zero now and then, and its errors do not. Ours may err twice as much as pairwise summation, and a few ulp. A peer
+    has to compute the same thing: its yardstick is one float32 total that number after number is added to. Ints have no
+    error.
+    """
+
+    def __init__(self, x: Array) -> None:
+        self._shape, self._dtype = x.shape, x.dtype
+        self.places = judged_places(len(x))
+        self.note = f"judged on {len(self.places)} sums" if len(self.places) < len(x) else ""
+        is_float = x.dtype.kind == "f"
+        wide = sums_at(self.places, x, "float64" if is_float else "int64", np.cumsum)
+        self.y = wide if is_float else wide.astype(x.dtype)  # it wraps
+        self._scale = np.maximum.accumulate(np.maximum(np.abs(self.y.astype(np.float64)), 1))
+        self.allowed = self.allowed_peer = 0.0
+        if is_float:
+            self.allowed = allowed_error(self._error(sums_at(self.places, x, "float32", pairwise_sums)))
+            self.allowed_peer = PEER_SLACK * allowed_error(self._error(naive_sums_at(self.places, x)))
+
+    def judge(self, got: Array, peer: bool = False) -> Verdict:
+        """got: all N sums, written over NaNs or UNWRITTEN."""
+        allowed = self.allowed_peer if peer else self.allowed
+        if got.shape != self._shape or got.dtype != self._dtype or not _is_written(got):
+            return Verdict(float("inf"), allowed)
+        return Verdict(self._error(got[self.places]), allowed)
+
+    def _error(self, got: Array) -> float:
+        return float((np.abs(got.astype(np.float64) - self.y) / self._scale).max())
+
+
+def _is_written(y: Array) -> bool:
+    if y.dtype.kind == "f":
+        return bool(np.isfinite(y).all())
+    return int(np.count_nonzero(y == UNWRITTEN)) <= MOST_UNWRITTEN
+
+
+def judged_places(N: int) -> Array:
+    """Indices, in order."""
+    if N <= WHOLE:
+        return np.arange(N)
+    ends = np.append(np.arange(BLOCK - 1, N - 1, BLOCK), N - 1)
+    picked = np.random.default_rng(2).integers(0, len(ends), BLOCKS - 2)
+    blocks = np.unique([0, *picked, len(ends) - 1]) * BLOCK
+    inside = (blocks[:, None] + np.arange(BLOCK)).reshape(-1)
+    return np.union1d(ends, inside[inside < N])
+
+
+def sums_at(places: Array, x: Array, dtype: str, scan: Callable[[Array], Array]) -> Array:
+    """The running sums of x at these places, computed in this dtype: in one go, or block by block."""
+    if len(places) == len(x):
+        return scan(x.astype(dtype))
+    parts = (x[i : i + PIECE] for i in range(0, len(x), PIECE))
+    totals = np.concatenate([np.add.reduceat(part, np.arange(0, len(part), BLOCK), dtype=dtype) for part in parts])
+    ends = scan(totals)
+    y = np.empty(len(places), ends.dtype)
+    # The judged places of a block lie side by side: its last number alone, or all of them.
+    blocks, first, count = np.unique(places // BLOCK, return_index=True, return_counts=True)
+    for block, i, n in zip(blocks, first, count, strict=True):
+        if n == 1:
+            y[i] = ends[block]
+        else:
+            before = ends[block - 1] if block else ends.dtype.type(0)
+            y[i : i + n] = scan(x[block * BLOCK : (block + 1) * BLOCK].astype(dtype)) + before
+    return y
+
+
+def naive_sums_at(places: Array, x: Array) -> Array:
+    """The same as np.cumsum(x)[places] for floats, without all the other sums in memory."""
+    total, found = x.dtype.type(0), []
+    for start in range(0, len(x), PIECE):
+        part = x[start : start + PIECE].copy()
+        part[0] += total
+        y = np.cumsum(part)
+        total = y[-1]
+        first, last = np.searchsorted(places, [start, start + len(part)])
+        found.append(y[places[first:last] - start])
+    return np.concatenate(found)
+
+
+def pairwise_sums(x: Array) -> Array:
+    """Running sums in x's dtype, each a sum of few sums over 1, 2, 4, ... numbers."""
+    if len(x) < 2:
+        return x.copy()
+    y = np.empty_like(x)
+    pairs = pairwise_sums(x[: len(x) // 2 * 2].reshape(-1, 2).sum(axis=1, dtype=x.dtype))
+    y[0], y[1::2] = x[0], pairs
+    y[2::2] = pairs[: len(y[2::2])] + x[2::2]
+    return y

@@ -1,0 +1,196 @@
+"""sentiment: 16 tokens a sentence, by tables that lie ready (the folded embedding) and by convolutions; peers do both.
+
+A convolved sentence is 2 Gflop: who convolves on a CPU is timed on few sentences, and the time is scaled. Building the
+tables is not part of the time; how long it took, and from how many sentences on it pays, stands in the setting.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onchip.bench.cases.inference import Task, build_variants
+from onchip.bench.cases.sentiment_gpu import gpu_sentences
+from onchip.bench.cases.sentiment_rows import IDS, exact_truth, rounded_table_truth
+from onchip.bench.frame import ONCHIP, Case, Ready
+from onchip.bench.options import Options
+from onchip.bench.peers.cpu import (
+    Build,
+    Forward,
+    Subject,
+    load_torch,
+    onnxruntime_session,
+    subject_of,
+    torch_eager,
+    torch_forward,
+)
+from onchip.bench.peers.sentiment import Weights, bags
+from onchip.bench.report.results import Row, best_peer
+from onchip.kernels import reference
+from onchip.measure.pace import Pace
+from onchip.network.graph import Network
+from onchip.network.layers import Conv1d, Linear
+from onchip.network.recipe import Array
+from onchip.plan.kernel import Job
+from onchip.plan.plan import Plan
+from onchip.runtime.cpu.backend import this_cpu
+from onchip.runtime.engine import Engine, compile
+from onchip.runtime.placement import plan
+from onchip.workloads import sentiment
+
+ROWS = (2_048,)
+DIRECT_ROWS, PIECES = 64, (16,)  # of those who convolve, and what a peer may be given at a time
+JUDGED = 64  # of fewer, luck decides whether an engine is twice as wrong as a naive run
+PACE = Pace(rounds=4, min_runs=1)  # who convolves takes a second or more for a run
+FOLDED_PIECES = (512,)  # sentences that a peer with tables may be given at a time
+
+FP16, DIRECT = f"{ONCHIP}, fp16 tables", f"{ONCHIP}, not folded"
+OURS: dict[str, dict[str, Any]] = {ONCHIP: {}, FP16: {"tables": "fp16"}, DIRECT: {"without": ("fold",)}}
+
+
+def cases(options: Options, **sizes: Any) -> list[Case]:
+    """`sizes` are for tests: those of sentiment.network."""
+    net = reference.with_arrays(sentiment.network(**sizes))
+    if options.device != "cpu":
+        return gpu_sentences(net, options)
+    built = {name: functools.cache(functools.partial(_build, net, options, how)) for name, how in OURS.items()}
+    peers: dict[str, Callable[[], Mapping[str, Forward]]] = {}
+    if options.peers:
+        what, known = subject_of(net), {**FOLDED, **PEERS}
+        peers = {
+            name: functools.cache(functools.partial(build_variants, v, what, options)) for name, v in known.items()
+        }
+    made = []
+    for N in options.rows or ROWS:
+        for kind, draw in IDS.items():
+            made += _cases(net, f"{N} sentences, {kind}", functools.partial(draw, net, N), N, built, peers, options)
+    return made
+
+
+def _cases(
+    net: Network,
+    case: str,
+    ids: Callable[[], Array],
+    N: int,
+    built: Mapping[str, Callable[[], Built]],
+    peers: Mapping[str, Callable[[], Mapping[str, Forward]]],
+    options: Options,
+) -> list[Case]:
+    few, judged, x = min(N, DIRECT_ROWS), min(N, JUDGED), functools.cache(ids)
+    truth = functools.cache(lambda: exact_truth(net, x()[:judged]))
+    whole = Task(N, x, net.output, truth, judged, "random weights")
+    coarse = Task(
+        N, x, net.output, lambda: rounded_table_truth(truth(), net, x()[:judged], "fp16"), judged, "random weights"
+    )
+    part = Task(few, lambda: x()[:few], net.output, truth, judged, "random weights")
+    scaled = "" if few == N else f"timed on {few} sentences, scaled"
+
+    plans = {name: plan(net, options.device, Job(batch=sentiment.SENTENCES, **how)) for name, how in OURS.items()}
+    floors = {name: functools.partial(_floor_ms, made, N) for name, made in plans.items()}
+    told = [name for name in (ONCHIP, FP16) if plans[name].fold.startswith("folded")]
+
+    def ours(name: str) -> Ready:
+        task = {ONCHIP: whole, FP16: coarse, DIRECT: part}[name]
+        return task.ours(lambda: built[name]().engine, plans[name].fold, scaled if task is part else "")
+
+    engines: dict[str, Callable[[], Ready]] = {name: functools.partial(ours, name) for name in OURS}
+    for name, build in peers.items():
+        if name in FOLDED:
+            engines[name] = functools.partial(whole.peer, name, build, FOLDED_PIECES)
+        else:
+            engines[name] = functools.partial(part.peer, name, build, PIECES, scaled)
+    return [
+        Case("sentiment", case, name, prepare, work=N, unit="sentences/s", threads=options.threads, pace=PACE,
+             parts=1 if name in (ONCHIP, FP16, *FOLDED) else few / N, floor_ms=floors.get(name, floors[ONCHIP]),
+             remark=functools.partial(break_even, name, built[name], N) if name in told else None)
+        for name, prepare in engines.items()
+    ]  # fmt: skip
+
+
+def _floor_ms(made: Plan, N: int) -> float:
+    """By the rates that this CPU is known for by now."""
+    return replace(made, device=this_cpu()).floor_at(N) / 1e3
+
+
+# -- ours --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    engine: Engine
+    seconds: float  # that it took to build
+
+
+def _build(net: Network, options: Options, how: Mapping[str, Any]) -> Built:
+    start = time.perf_counter()
+    engine = compile(net, options.device, threads=options.threads, batch_hint=sentiment.SENTENCES, **how)
+    return Built(engine, time.perf_counter() - start)
+
+
+def break_even(name: str, built: Callable[[], Built], N: int, rows: Sequence[Row]) -> str:
+    """From how many sentences on tables pay here: against our own convolutions, and the best peer without tables."""
+    mine = next(row for row in rows if row.engine == name)
+    without_tables = [row for row in rows if row.engine not in FOLDED]
+    direct = next((row for row in rows if row.engine == DIRECT), None)
+    others = [row for row in (direct, best_peer(without_tables, mine)) if row]
+    told = [f"built in {built().seconds:.1f} s"]
+    for other in others:
+        if mine.median_ms is not None and other.median_ms is not None:
+            saved_s = (other.median_ms - mine.median_ms) / N / 1e3
+            pays = f"pays from {built().seconds / saved_s:,.0f} sentences on" if saved_s > 0 else "never pays"
+            told.append(f"{pays} against {other.engine}")
+    return ", ".join(told)
+
+
+# -- peers -------------------------------------------------------------------------------------------------
+
+
+def torch_folded(what: Subject, threads: int) -> Forward:
+    """The tables that ours has, made by torch, and its own sum of looked-up rows.
+
+    Gathers and sums took two to three times as long, in pieces or not; compiled they took longer, and two minutes to
+    compile.
+    """
+    torch = load_torch(threads)
+    weights = Weights.of(what.net, torch)
+    return torch_forward(torch, functools.partial(bags, torch, weights, weights.taps()))
+
+
+def torch_products(what: Subject, threads: int) -> Forward:
+    """Each convolution as one product: the windows of all sentences, overlapping in the embedding, copied apart."""
+    torch = load_torch(threads)
+    functional = torch.nn.functional
+
+    def weights(kind: type[Conv1d | Linear]) -> list[tuple[Any, Any]]:
+        nodes = [node for node in what.net.nodes if isinstance(node.layer, kind)]
+        return [tuple(torch.tensor(what.net.weights[node.weights[role]]) for role in ("weight", "bias"))
+                for node in nodes]  # fmt: skip
+
+    table = torch.tensor(what.net.weights["emb.weight"])
+    convs = [(W.shape[2], W.permute(0, 2, 1).reshape(len(W), -1), b) for W, b in weights(Conv1d)]
+    linears = weights(Linear)
+
+    def module(ids: Any) -> Any:
+        embedded = functional.embedding(ids, table)
+        B, S, E = embedded.shape
+        found = []
+        for K, W, b in convs:
+            windows = embedded.as_strided((B, S - K + 1, K * E), (S * E, E, 1)).reshape(-1, K * E)
+            found.append(functional.linear(windows, W, b).view(B, S - K + 1, -1).amax(1).relu_())
+        y = torch.cat(found, 1)
+        for W, b in linears[:-1]:
+            y = functional.linear(y, W, b).relu_()
+        return functional.linear(y, *linears[-1])
+
+    return torch_forward(torch, module)
+
+
+FOLDED: dict[str, dict[str, Build]] = {"torch, folded": {"embedding_bag": torch_folded}}
+PEERS: dict[str, dict[str, Build]] = {
+    "torch eager": {"Conv1d": torch_eager},
+    "torch, windows": {"products of copied windows": torch_products},
+    "onnxruntime": {"": onnxruntime_session},
+}

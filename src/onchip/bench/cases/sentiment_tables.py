@@ -1,0 +1,130 @@
+"""sentiment's tables on a GPU: the time to make them, the time until a first result, and from when on they pay."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from onchip.bench.cases.gpu_inference import NAIVE, judged_rows
+from onchip.bench.cases.inference import PEER_SLACK
+from onchip.bench.cases.sentiment_rows import JUDGED, Truths, random_ids
+from onchip.bench.frame import ONCHIP, Case, Ready, UnavailableError
+from onchip.bench.options import Options
+from onchip.bench.peers.cpu import explained
+from onchip.bench.peers.sentiment import SentimentPeers, looked_up
+from onchip.bench.report.results import Row
+from onchip.bench.stage import TorchStage, make_stage
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Verdict
+from onchip.network.graph import Network
+from onchip.network.recipe import Array, Recipe, in_order
+from onchip.plan.build_price import makes_of
+from onchip.plan.plan import Plan
+from onchip.runtime.cuda.gpu import Buffer, Gpu
+from onchip.runtime.cuda.weights import make_weights
+from onchip.runtime.engine import Engine, compile
+from onchip.runtime.placement import kernels_for
+from onchip.workloads import sentiment
+
+PRECISIONS = ("bf16", "fp32")
+TABLES, FIRST = "tables, from weights on the GPU", "first result, from weights of the host"
+PACE = Pace(rounds=3, block_s=0.0, warm_up_s=0, pause_s=0, min_runs=1, max_runs=1)
+
+
+class BreakEven:
+    """From how many sentences on tables pay, as measured: what rows of three jobs tell together."""
+
+    def __init__(self) -> None:
+        self._row_ms: dict[str, float] = {}
+
+    def note(self, form: str, rows: Sequence[Row]) -> str:
+        """Remember what a sentence took, "folded" or "direct"; there is nothing to say yet."""
+        mine = _ours(rows)
+        if mine is not None and mine.rate:
+            self._row_ms[form] = 1e3 / mine.rate
+        return ""
+
+    def tell(self, rows: Sequence[Row]) -> str:
+        """Of the job that makes the tables."""
+        mine = _ours(rows)
+        if mine is None or mine.median_ms is None or len(self._row_ms) < 2:
+            return ""
+        saved_ms = self._row_ms["direct"] - self._row_ms["folded"]
+        if saved_ms <= 0:
+            return "as measured, they never pay"
+        return f"as measured, they pay from {mine.median_ms / saved_ms:,.0f} sentences on"
+
+
+def _ours(rows: Sequence[Row]) -> Row | None:
+    return next((row for row in rows if row.engine == ONCHIP), None)
+
+
+def table_cases(
+    net: Network, precision: str, peers: SentimentPeers, truths: Truths, options: Options,
+    remark: Callable[[Sequence[Row]], str] | None = None,
+) -> list[Case]:  # fmt: skip
+    """Tables made of weights that lie on the GPU; and from weights of the host to the first result, kernels compiled.
+
+    remark  goes to the row of our tables
+    """
+    ids = random_ids(net, sentiment.SENTENCES)[judged_rows(sentiment.SENTENCES, JUDGED)]  # whose truth is known
+    index = int(options.device.partition(":")[2] or 0)
+
+    def judge(y: Array, slack: float = 1.0) -> Verdict:
+        verdict = truths(net, ids, NAIVE[precision]).judge(y)
+        return Verdict(verdict.error, slack * verdict.allowed)
+
+    def build() -> Engine:
+        return compile(net, options.device, precision, batch_hint=sentiment.SENTENCES)
+
+    def our_tables() -> Ready:
+        engine = build()
+        return Ready(builder(engine.plan, index), lambda: judge(engine(ids)), engine.plan.fold)
+
+    def our_first() -> Ready:
+        engine = build()
+        return Ready(lambda: build()(ids), lambda: judge(engine(ids)), engine.plan.fold)
+
+    def torch(is_first: bool) -> Ready:
+        stage = make_stage(index)
+        if not isinstance(stage, TorchStage):
+            raise UnavailableError("torch for CUDA is not installed")
+        with explained("torch"):
+            weights, tables = peers.fold(precision, stage)
+
+        def result(made: tuple[Any, Any] = (weights, tables)) -> Array:
+            return stage.fetch(looked_up(stage.torch, *made, stage.put(ids, "int32")))
+
+        def make() -> None:
+            weights.taps()
+            stage.synchronise()
+
+        run = (lambda: result(peers.fold(precision, stage))) if is_first else make
+        return Ready(run, lambda: judge(result(), PEER_SLACK))
+
+    made = []
+    for case, ours, note in ((TABLES, our_tables, remark), (FIRST, our_first, None)):
+        engines: dict[str, Callable[[], Ready]] = {ONCHIP: ours}
+        if options.peers:
+            engines["torch"] = functools.partial(torch, case == FIRST)
+        made += [
+            Case("sentiment", case, name, prepare, work=1, unit="builds/s", precision=precision, pace=PACE,
+                 remark=note if name == ONCHIP else None)
+            for name, prepare in engines.items()
+        ]  # fmt: skip
+    return made
+
+
+def builder(plan: Plan, index: int) -> Callable[[], object]:
+    """What makes the tables of a plan, of weights that are on the GPU already, and waits for them."""
+    gpu, net = Gpu.get(index), plan.network
+    looks_up = [group for group in plan.groups if any(net.by_name[n].layer.has_tables for n in group.claim.nodes)]
+    wanted: list[Recipe] = [recipe for group in looks_up for recipe in group.claim.recipes.values()]
+    makes = makes_of(kernels_for(gpu.device), gpu.device)
+    there: dict[str | Recipe, Buffer] = {
+        name: gpu.upload(weight)
+        for name in in_order(wanted, net.weights)
+        if isinstance(name, str) and not isinstance(weight := net.weights[name], Recipe)
+    }
+    return lambda: make_weights(gpu, wanted, net.weights, makes, there)

@@ -1,0 +1,23 @@
+"""The networks of peers, where they are: the source tree has them, a wheel does not."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from onchip.bench.frame import UnavailableError
+
+_PACKAGE = "onchip.bench.peers.frameworks"
+
+
+def framework(name: str) -> Any:
+    """A module of bench/peers/frameworks; UnavailableError where that is not installed."""
+    try:
+        return importlib.import_module(f"{_PACKAGE}.{name}")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(_PACKAGE):
+            raise
+        where = "in the source tree (src/onchip/bench/peers/frameworks), not in the wheel"
+        raise UnavailableError(
+            f"networks of torch, JAX and Triton are {where}: pip install -e '.[peers]' there"
+        ) from None

@@ -1,0 +1,78 @@
+"""Layers that walk over windows, by functions of JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from onchip.bench.peers.frameworks.jax_forms.context import Context, Value, Weights
+from onchip.bench.peers.frameworks.window_numbers import numbers_in_windows
+from onchip.network.graph import Node
+from onchip.network.layers import AvgPool1d, AvgPool2d, Layer
+from onchip.network.layers.conv import conv_groups, geometry
+from onchip.network.recipe import Array
+
+
+def conv(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    stride, pads, dilation = geometry(node.layer)
+    rank = len(stride)
+    padding = tuple(zip(pads[:rank], pads[rank:], strict=True))
+    return _windows(to, node, w, x, window_strides=stride, padding=padding, rhs_dilation=dilation)
+
+
+def conv_transpose(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    """A convolution with stride 1 over x with zeros in between; its weights are prepared for that."""
+    stride, pads, dilation = geometry(node.layer)
+    rank, extra = len(stride), node.layer.attributes()["output_padding"]
+    span = [d * (K - 1) for d, K in zip(dilation, w["weight"].shape[2:], strict=True)]
+    padding = tuple((span[a] - pads[a], span[a] - pads[rank + a] + extra[a]) for a in range(rank))
+    ones = (1,) * rank
+    return _windows(to, node, w, x, window_strides=ones, padding=padding, lhs_dilation=stride, rhs_dilation=dilation)
+
+
+def mirrored(layer: Layer, w: Mapping[str, Array]) -> dict[str, Array]:
+    """weight (C_in, C_out / G, kernel...) -> (C_out, C_in / G, kernel...), with its taps in the other direction."""
+    weight, groups = w["weight"], conv_groups(layer)
+    C_in, C_group, *kernel = weight.shape
+    grouped = weight.reshape(groups, C_in // groups, C_group, *kernel).swapaxes(1, 2)
+    taps = tuple(range(2, weight.ndim))
+    return {**w, "weight": np.flip(grouped.reshape(groups * C_group, C_in // groups, *kernel), taps)}
+
+
+def _windows(to: Context, node: Node, w: Weights, x: Value, **geometry: Any) -> Value:
+    axes = "HW"[: x.ndim - 2]
+    y = to.jax.lax.conv_general_dilated(
+        x, w["weight"], dimension_numbers=(f"NC{axes}", f"OI{axes}", f"NC{axes}"),
+        feature_group_count=conv_groups(node.layer), precision=to.precision, **geometry,
+    )  # fmt: skip
+    return y + by_channel(w["bias"], y) if "bias" in w else y
+
+
+def by_channel(numbers: Value, y: Value) -> Value:
+    return numbers.reshape(1, -1, *(1,) * (y.ndim - 2))
+
+
+def max_pool(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    return _reduce_windows(to, node, x, -np.inf, to.jax.lax.max)
+
+
+def avg_pool(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    assert isinstance(node.layer, AvgPool1d | AvgPool2d)
+    total = _reduce_windows(to, node, x, 0.0, to.jax.lax.add)
+    counts = numbers_in_windows(node.layer, x.shape[2:], to.net.types[node.name].row_shape[1:])
+    return total / counts.astype(x.dtype)
+
+
+def _reduce_windows(to: Context, node: Node, x: Value, start: float, function: Any) -> Value:
+    stride, pads, dilation = geometry(node.layer)
+    kernel, rank = node.layer.attributes()["kernel"], len(stride)
+    padding = []
+    for a, count in enumerate(to.net.types[node.name].row_shape[1:]):
+        end = (int(count) - 1) * stride[a] + dilation[a] * (kernel[a] - 1) + 1  # of the last window: past x if `ceil`
+        padding.append((pads[a], max(pads[rank + a], end - pads[a] - x.shape[2 + a])))
+    return to.jax.lax.reduce_window(
+        x, start, function, (1, 1, *kernel), (1, 1, *stride), ((0, 0), (0, 0), *padding),
+        window_dilation=(1, 1, *dilation),
+    )  # fmt: skip

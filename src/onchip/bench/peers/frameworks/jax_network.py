@@ -1,0 +1,370 @@
+"""A network as a function for jax.jit: one call of JAX a layer, with the same weights.
+
+Channels stand in front, as in the network: XLA chooses itself how values lie between its kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from onchip.bench.frame import UnavailableError
+from onchip.bench.peers.frameworks.jax_forms import choice, recurrent, windows
+from onchip.bench.peers.frameworks.jax_forms.context import Context, Form, Value, Weights
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
+    ELU,
+    GELU,
+    GRU,
+    LSTM,
+    RNN,
+    SELU,
+    Abs,
+    Add,
+    ArgMax,
+    ArgMin,
+    ArgTopK,
+    Atan,
+    AvgPool1d,
+    AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
+    Cast,
+    Ceil,
+    Clip,
+    Concat,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    Cos,
+    CumSum,
+    Div,
+    Dropout,
+    Embedding,
+    Equal,
+    Erf,
+    Exp,
+    Floor,
+    Gather,
+    GlobalMax,
+    GlobalMean,
+    GlobalMin,
+    GlobalNorm,
+    GlobalSum,
+    Greater,
+    GreaterOrEqual,
+    GroupNorm,
+    HardSigmoid,
+    HardSwish,
+    Identity,
+    Layer,
+    LayerNorm,
+    LeakyReLU,
+    Linear,
+    LinearResize,
+    Log,
+    LogSoftmax,
+    Mask,
+    MatMul,
+    Max,
+    MaxPool1d,
+    MaxPool2d,
+    Min,
+    Mish,
+    Mod,
+    Mul,
+    NearestResize,
+    Pad,
+    Permute,
+    Pow,
+    PReLU,
+    Reciprocal,
+    ReLU,
+    Reshape,
+    RMSNorm,
+    Round,
+    SequenceMax,
+    Sigmoid,
+    Sign,
+    SiLU,
+    Sin,
+    Slice,
+    Softmax,
+    Softplus,
+    Softsign,
+    Sqrt,
+    Sub,
+    Tanh,
+    Tile,
+    ToInts,
+    ToPixels,
+    TopK,
+)
+from onchip.network.layers.norm import factor_and_shift
+from onchip.network.recipe import Array, Made, materialise
+from onchip.network.types import TensorType, numpy_dtype
+
+
+def jax_function(
+    jax: Any, net: Network, dtype: str, precision: Any
+) -> tuple[Callable[[Sequence[Value], Mapping[str, Weights]], Value], dict[str, Weights]]:
+    """forward(xs, weights) -> y, and the weights, by node and role: arguments, as XLA would fold constants.
+
+    xs  (B, ...) each, of `dtype` or ids; y too is of `dtype`, and all weights that are floats
+    """
+    for node in net.nodes:
+        if type(node.layer) not in FORMS:
+            raise UnavailableError(f"no function of JAX for {node.layer}")
+    made: Made = {}
+    weights: dict[str, Weights] = {}
+    for node in net.nodes:
+        arrays = {role: materialise(name, net.weights, made) for role, name in node.weights.items()}
+        prepare = _PREPARED.get(type(node.layer))
+        prepared = prepare(node.layer, arrays) if prepare else arrays
+        weights[node.name] = {
+            role: jax.numpy.asarray(w, w.dtype if w.dtype.kind in "iu" else numpy_dtype(dtype))
+            for role, w in prepared.items()
+        }
+    context = Context(jax, net, precision)
+    (last,) = net.outputs
+
+    def forward(xs: Sequence[Value], given: Mapping[str, Weights]) -> Value:
+        values = dict(zip(net.inputs, xs, strict=True))
+        for node in net.nodes:
+            read = (values[name] for name in node.inputs)
+            values[node.name] = FORMS[type(node.layer)](context, node, given[node.name], *read)
+        return values[last]
+
+    return forward, weights
+
+
+# -- layers ------------------------------------------------------------------------------------------------
+
+
+def _linear(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    y = to.jax.numpy.matmul(x, w["weight"], precision=to.precision)
+    return y + w["bias"] if "bias" in w else y
+
+
+def _turned(layer: Layer, w: Mapping[str, Array]) -> dict[str, Array]:
+    return {**w, "weight": w["weight"].T}
+
+
+def _batch_norm(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    return x * windows.by_channel(w["factor"], x) + windows.by_channel(w["shift"], x)
+
+
+def _folded(layer: Layer, w: Mapping[str, Array]) -> dict[str, Array]:
+    assert isinstance(layer, BatchNorm1d | BatchNorm2d)
+    return dict(zip(("factor", "shift"), factor_and_shift(w, layer.eps), strict=True))
+
+
+def _row_norm(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    """Its sums in float32, as the libraries of JAX have them."""
+    layer, numpy = node.layer, to.jax.numpy
+    assert isinstance(layer, LayerNorm | RMSNorm | GroupNorm)
+    parts = layer.parts(TensorType(("B", *x.shape[1:])))
+    wide = x.astype("float32").reshape(x.shape[0], parts.count, parts.size)
+    if layer.is_centred:
+        wide = wide - numpy.mean(wide, axis=-1, keepdims=True)
+    variance = numpy.mean(wide * wide, axis=-1, keepdims=True)
+    y = (wide * to.jax.lax.rsqrt(variance + layer.eps)).astype(x.dtype).reshape(x.shape)
+    each = windows.by_channel if isinstance(layer, GroupNorm) else lambda numbers, y: numbers
+    y = y * each(w["weight"], y) if "weight" in w else y
+    return y + each(w["bias"], y) if "bias" in w else y
+
+
+def _reduce(function: str) -> Form:
+    def form(to: Context, node: Node, w: Weights, x: Value) -> Value:
+        given = node.layer.attributes()
+        return getattr(to.jax.numpy, function)(x, axis=given["axes"], keepdims=given["keep"])
+
+    return form
+
+
+def _norm(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    given = node.layer.attributes()
+    return to.jax.numpy.sqrt(to.jax.numpy.sum(x * x, axis=given["axes"], keepdims=given["keep"]))
+
+
+def _clip(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    assert isinstance(node.layer, Clip)
+    return to.jax.numpy.clip(x, node.layer.low, node.layer.high)
+
+
+def _hard_sigmoid(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    assert isinstance(node.layer, HardSigmoid)
+    return to.jax.numpy.clip(node.layer.slope * x + node.layer.shift, 0, 1)
+
+
+def _leaky_relu(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    assert isinstance(node.layer, LeakyReLU)
+    return to.jax.numpy.where(x >= 0, x, node.layer.slope * x)
+
+
+def _prelu(to: Context, node: Node, w: Weights, x: Value, *slopes: Value) -> Value:
+    return to.jax.numpy.where(x >= 0, x, x * (slopes[0] if slopes else w["constant"]))
+
+
+def _elu(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    assert isinstance(node.layer, ELU)
+    return to.jax.nn.elu(x, node.layer.alpha)
+
+
+def _gelu(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    assert isinstance(node.layer, GELU)
+    return to.jax.nn.gelu(x, approximate=node.layer.approximate == "tanh")
+
+
+def _mish(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    return x * to.jax.numpy.tanh(to.jax.nn.softplus(x))
+
+
+def _softmax(function: str) -> Form:
+    def form(to: Context, node: Node, w: Weights, x: Value) -> Value:
+        return getattr(to.jax.nn, function)(x, axis=node.layer.attributes()["axis"])
+
+    return form
+
+
+def _combine(function: Callable[[Value, Value], Value]) -> Form:
+    return lambda to, node, w, *xs: functools.reduce(function, (*xs, *w.values()))
+
+
+def _extreme(function: str) -> Form:
+    return lambda to, node, w, *xs: functools.reduce(getattr(to.jax.numpy, function), (*xs, *w.values()))
+
+
+def _operands(w: Weights, xs: Sequence[Value]) -> list[Value]:
+    return [*([w["first"]] if "first" in w else []), *xs, *([w["constant"]] if "constant" in w else [])]
+
+
+def _ordered(function: Callable[[Value, Value], Value]) -> Form:
+    return lambda to, node, w, *xs: function(*_operands(w, xs))
+
+
+def _matmul(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
+    return to.jax.numpy.matmul(*_operands(w, xs), precision=to.precision)
+
+
+def _mask(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
+    x = w.get("first", xs[0])
+    return to.jax.numpy.where(w.get("mask", xs[-1]) != 0, x, numpy_dtype(str(x.dtype)).type(0))
+
+
+def _div(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
+    a, b = to.jax.numpy.broadcast_arrays(*_operands(w, xs))
+    return a / b if "float" in to.net.types[node.name].dtype else to.jax.lax.div(a, b)
+
+
+def _mod(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
+    function = to.jax.numpy.fmod if node.layer.attributes()["truncated"] else to.jax.numpy.mod
+    return _ordered(function)(to, node, w, *xs)
+
+
+def _compare(function: Callable[[Value, Value], Value]) -> Form:
+    return lambda to, node, w, *xs: function(*_operands(w, xs)).astype(xs[0].dtype)
+
+
+def _to_ints(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    """By ints of 32 bits where it has fewer: XLA clips what does not fit, where onchip keeps the last bits."""
+    dtype = numpy_dtype(node.layer.attributes()["dtype"])
+    is_short = dtype.itemsize < 4 and dtype.kind != "b"  # a bool is what is not 0, fractions too
+    return (x.astype("int32") if is_short else x).astype(dtype)
+
+
+def _to_pixels(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    """As people write it; that a NaN becomes 0 is left out."""
+    return to.jax.numpy.clip((x + 1) / 2 * 255, 0, 255).astype("uint8")
+
+
+def _numpy(name: str) -> Form:
+    return lambda to, node, w, x: getattr(to.jax.numpy, name)(x)
+
+
+def _nn(name: str) -> Form:
+    return lambda to, node, w, x: getattr(to.jax.nn, name)(x)
+
+
+_PREPARED: dict[type[Layer], Callable[[Layer, Mapping[str, Array]], Mapping[str, Array]]] = {
+    Linear: _turned,
+    ConvTranspose1d: windows.mirrored,
+    ConvTranspose2d: windows.mirrored,
+    BatchNorm1d: _folded,
+    BatchNorm2d: _folded,
+}
+# All but TokenConv and Interleave, which only rewrites make: peers get networks as they were before.
+FORMS: dict[type[Layer], Form] = {
+    ReLU: lambda to, node, w, x: to.jax.numpy.maximum(x, 0),
+    LeakyReLU: _leaky_relu,
+    PReLU: _prelu,
+    Clip: _clip,
+    Cast: lambda to, node, w, x: x.astype(numpy_dtype(node.layer.dtype)),
+    ToInts: _to_ints,
+    Sigmoid: _nn("sigmoid"),
+    SiLU: _nn("silu"),
+    SELU: _nn("selu"),
+    Softplus: _nn("softplus"),
+    Softsign: _nn("soft_sign"),
+    HardSwish: _nn("hard_swish"),
+    HardSigmoid: _hard_sigmoid,
+    ELU: _elu,
+    GELU: _gelu,
+    Mish: _mish,
+    **{kind: _numpy(kind.__name__.lower()) for kind in (Tanh, Abs, Sign, Sqrt, Reciprocal, Exp, Log, Sin, Cos)},
+    **{kind: _numpy(kind.__name__.lower()) for kind in (Floor, Ceil, Round)},
+    Atan: _numpy("arctan"),
+    Erf: lambda to, node, w, x: to.jax.lax.erf(x),
+    Softmax: _softmax("softmax"),
+    LogSoftmax: _softmax("log_softmax"),
+    Linear: _linear,
+    MatMul: _matmul,
+    Conv1d: windows.conv,
+    Conv2d: windows.conv,
+    ConvTranspose1d: windows.conv_transpose,
+    ConvTranspose2d: windows.conv_transpose,
+    # A place that lies nowhere needs no answer: every id has been checked.
+    Embedding: lambda to, node, w, x: to.jax.numpy.take(w["weight"], x, axis=0, mode="clip"),
+    BatchNorm1d: _batch_norm,
+    BatchNorm2d: _batch_norm,
+    **dict.fromkeys((LayerNorm, RMSNorm, GroupNorm), _row_norm),
+    MaxPool1d: windows.max_pool,
+    MaxPool2d: windows.max_pool,
+    AvgPool1d: windows.avg_pool,
+    AvgPool2d: windows.avg_pool,
+    GlobalMax: _reduce("max"),
+    GlobalMean: _reduce("mean"),
+    GlobalMin: _reduce("min"),
+    GlobalSum: _reduce("sum"),
+    GlobalNorm: _norm,
+    Add: _combine(operator.add),
+    Mul: _combine(operator.mul),
+    Max: _extreme("maximum"),
+    Min: _extreme("minimum"),
+    Sub: _ordered(operator.sub),
+    Div: _div,
+    Mod: _mod,
+    Pow: _ordered(operator.pow),
+    Mask: _mask,
+    Greater: _compare(operator.gt),
+    GreaterOrEqual: _compare(operator.ge),
+    Equal: _compare(operator.eq),
+    Concat: lambda to, node, w, *xs: to.jax.numpy.concatenate(xs, axis=node.layer.attributes()["axis"]),
+    Identity: lambda to, node, w, x: x,
+    Dropout: lambda to, node, w, x: x,
+    Permute: lambda to, node, w, x: to.jax.numpy.transpose(x, node.layer.attributes()["axes"]),
+    Reshape: lambda to, node, w, x: to.jax.numpy.reshape(x, (x.shape[0], *to.net.types[node.name].row_shape)),
+    ToPixels: _to_pixels,
+    **dict.fromkeys((Slice, Gather, Pad, Tile, NearestResize), choice.select),
+    LinearResize: choice.linear_resize,
+    ArgMax: choice.argument,
+    ArgMin: choice.argument,
+    TopK: choice.top_k,
+    ArgTopK: choice.top_k,
+    CumSum: choice.cum_sum,
+    SequenceMax: choice.sequence_max,
+    **dict.fromkeys((LSTM, GRU, RNN), recurrent.recurrent),
+}

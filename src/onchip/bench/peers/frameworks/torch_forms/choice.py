@@ -1,0 +1,119 @@
+"""Layers that choose numbers by their places, resize rows, or say where numbers stand, by functions of torch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.bench.peers.frameworks.torch_forms.builder import Builder, Value, Weights
+from onchip.network.graph import Node
+from onchip.network.layers import (
+    ArgMax,
+    ArgMin,
+    ArgTopK,
+    CumSum,
+    LinearResize,
+    NearestResize,
+    Pad,
+    Selection,
+    SequenceMax,
+    Tile,
+    TopK,
+)
+from onchip.network.layers.base import row_axis
+from onchip.network.recipe import Array
+
+_LINEAR = {2: "linear", 3: "bilinear", 4: "trilinear"}  # by the axes of a row
+
+
+def select(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    """By torch's own function where there is one, else axis by axis."""
+    layer, given = node.layer, to.net.types[node.inputs[0]]
+    assert isinstance(layer, Selection)
+    row, is_float = given.row_shape, "float" in given.dtype
+    if isinstance(layer, Pad) and layer.mode == "constant":
+        return to.pad(x, layer.pads[: len(row)], layer.pads[len(row) :], layer.value if is_float else int(layer.value))
+    if isinstance(layer, Tile):
+        return to.call("tile", x, (1, *layer.repeats))
+    if isinstance(layer, NearestResize) and is_float and (mode := _nearest_mode(layer, row)):
+        return to.call("interpolate", x, layer.sizes[1:], mode=mode)
+    for axis, places in enumerate(layer.places(row), start=1):
+        if places is not None:
+            x = _take(to, x, axis, places)
+    return x
+
+
+def _nearest_mode(layer: NearestResize, row: tuple[int, ...]) -> str:
+    """torch's word for it, if it has one: whole multiples, as torch computes places in float32."""
+    meaning = layer.coordinates, layer.rounding
+    known = {("asymmetric", "floor"): "nearest", ("half_pixel", "round_prefer_ceil"): "nearest-exact"}
+    return known.get(meaning, "") if _is_image(layer, row) and not any(np.mod(layer.sizes, row)) else ""
+
+
+def _is_image(layer: NearestResize | LinearResize, row: tuple[int, ...]) -> bool:
+    """Whether all but the channels are resized, to sizes that are the scales times the old ones."""
+    whole = all(size == scale * n for n, size, scale in zip(row, layer.sizes, layer.scales, strict=True))
+    return whole and 2 <= len(row) <= 4 and layer.sizes[0] == row[0]
+
+
+def _take(to: Builder, x: Value, axis: int, places: Array) -> Value:
+    """Numbers of x at these places of an axis: a view where they lie at equal distances."""
+    step = int(places[1] - places[0]) if len(places) > 1 else 1
+    front = [slice(None)] * axis
+    if len(places) and step and np.array_equal(places, places[0] + step * np.arange(len(places))):
+        low, high = int(places.min()), int(places.max())
+        y = to.part(x, *front, slice(low, high + 1, abs(step)))
+        return y if step > 0 else to.call("flip", y, (axis,))
+    return to.call("index_select", x, axis, to.constant(places))
+
+
+def linear_resize(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    layer, row = node.layer, to.net.types[node.inputs[0]].row_shape
+    assert isinstance(layer, LinearResize)
+    at_corners = layer.coordinates == "align_corners"
+    if _is_image(layer, row) and (at_corners or layer.coordinates == "half_pixel"):
+        return to.call("interpolate", x, layer.sizes[1:], mode=_LINEAR[len(row)], align_corners=at_corners)
+    for axis, taps in enumerate(layer.taps(row), start=1):
+        if taps is not None:
+            low, high = (to.call("index_select", x, axis, to.constant(end)) for end in (taps.low, taps.high))
+            share = taps.share.astype(np.float32).reshape(-1, *(1,) * (len(row) - axis))
+            x = to.call("lerp", low, high, to.constant(share))
+    return x
+
+
+def argument(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    """torch's own finds the first of equals."""
+    layer, given = node.layer, to.net.types[node.inputs[0]]
+    assert isinstance(layer, ArgMax | ArgMin)
+    function, axis = layer.kind.lower(), row_axis(layer.axis, given)
+    if not layer.last:
+        return to.call(function, x, axis, layer.keep)
+    return to.call("rsub", to.call(function, to.call("flip", x, (axis,)), axis, layer.keep), int(given.shape[axis]) - 1)
+
+
+def top_k(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    """torch's own may find equals in another order."""
+    layer, given = node.layer, to.net.types[node.inputs[0]]
+    assert isinstance(layer, TopK | ArgTopK)
+    found = to.call("topk", x, layer.k, row_axis(layer.axis, given), layer.largest)
+    return to.part(found, int(isinstance(layer, ArgTopK)))
+
+
+def cum_sum(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    layer, given = node.layer, to.net.types[node.inputs[0]]
+    assert isinstance(layer, CumSum)
+    axis = row_axis(layer.axis, given)
+    x = to.call("flip", x, (axis,)) if layer.reverse else x
+    if layer.exclusive:  # one place on, with a 0 in front
+        behind = len(given.shape) - 1 - axis
+        x = to.pad(x, (1, *(0,) * behind), (-1, *(0,) * behind), 0)
+    y = to.call("cumsum", x, axis, dtype=getattr(to.torch, given.dtype) if "float" not in given.dtype else None)
+    return to.call("flip", y, (axis,)) if layer.reverse else y
+
+
+def sequence_max(to: Builder, node: Node, w: Weights, x: Value, lengths: Value) -> Value:
+    layer, P = node.layer, to.net.types[node.inputs[0]].row_shape[1]
+    assert isinstance(layer, SequenceMax)
+    ends = to.constant(np.arange(P) * layer.stride + layer.window)
+    inside = to.call("ge", to.call("reshape", lengths, (-1, 1, 1)), ends)
+    largest = to.call("amax", to.call("where", inside, x, -np.inf), -1)
+    return to.call("where", to.part(inside, slice(None), slice(None), 0), largest, 0.0)  # the first window is the last

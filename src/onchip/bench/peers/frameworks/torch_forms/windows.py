@@ -1,0 +1,112 @@
+"""Layers that walk over windows, and phases woven together, by functions of torch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.bench.frame import UnavailableError
+from onchip.bench.peers.frameworks.torch_forms.builder import Builder, Value, Weights
+from onchip.bench.peers.frameworks.window_numbers import numbers_in_windows
+from onchip.network.graph import Node
+from onchip.network.layers import (
+    AvgPool1d,
+    AvgPool2d,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    Interleave,
+    MaxPool1d,
+    MaxPool2d,
+)
+from onchip.network.layers.conv import geometry
+
+
+def conv(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    layer = node.layer
+    assert isinstance(layer, Conv1d | Conv2d)
+    before, after = layer.pads[: layer.rank], layer.pads[layer.rank :]
+    padding, is_cut = before, before != after and set(layer.stride) == {1}
+    if is_cut:  # as much on both sides, and what is too much cut off: a few outputs more take less than a padded copy
+        padding = tuple(map(max, before, after))
+    elif before != after:
+        x, padding = to.pad(x, before, after), (0,) * layer.rank
+    function = f"conv{layer.rank}d"
+    y = to.call(function, x, w["weight"], w.get("bias"), layer.stride, padding, layer.dilation, layer.groups)
+    if not is_cut:
+        return y
+    sizes = to.net.types[node.name].row_shape[1:]
+    places = [slice(p - b, p - b + n) for p, b, n in zip(padding, before, sizes, strict=True)]
+    return to.part(y, slice(None), slice(None), *places)
+
+
+def conv_transpose(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    """torch cuts as much off the end as off the front: an end that lacks numbers is lengthened, others are cut."""
+    layer = node.layer
+    assert isinstance(layer, ConvTranspose1d | ConvTranspose2d)
+    padding, extra, places = [], [], []
+    for axis, size in enumerate(to.net.types[node.name].row_shape[1:]):
+        before, after = layer.pads[axis], layer.pads[layer.rank + axis]
+        longer = layer.output_padding[axis] + before - after
+        fits = 0 <= longer < max(layer.stride[axis], layer.dilation[axis])
+        padding.append(before if fits else min(before, after))
+        extra.append(longer if fits else layer.output_padding[axis])
+        places.append(slice(None) if fits else slice(before - padding[-1], before - padding[-1] + size))
+    weights, function = (w["weight"], w.get("bias")), f"conv_transpose{layer.rank}d"
+    y = to.call(function, x, *weights, layer.stride, padding, extra, layer.groups, layer.dilation)
+    if places == [slice(None)] * layer.rank:
+        return y
+    return to.part(y, slice(None), slice(None), *places)
+
+
+def max_pool(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    layer = node.layer
+    assert isinstance(layer, MaxPool1d | MaxPool2d)
+    padding, ceil = layer.pads[: layer.rank], layer.ceil
+    if _is_uneven(layer):
+        x, padding, ceil = _padded(to, node, x, -np.inf), (0,) * layer.rank, False
+    return to.call(f"max_pool{layer.rank}d", x, layer.kernel, layer.stride, padding, layer.dilation, ceil)
+
+
+def avg_pool(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    layer = node.layer
+    assert isinstance(layer, AvgPool1d | AvgPool2d)
+    if not _is_uneven(layer) and set(layer.dilation) == {1}:
+        padding = layer.pads[: layer.rank]
+        return to.call(f"avg_pool{layer.rank}d", x, layer.kernel, layer.stride, padding, layer.ceil, layer.count_pads)
+    given = to.net.types[node.inputs[0]]
+    C = given.row_shape[0]
+    ones = to.constant(np.ones((C, 1, *layer.kernel), np.float32))
+    sums = to.call(f"conv{layer.rank}d", _padded(to, node, x), ones, None, layer.stride, 0, layer.dilation, C)
+    counts = numbers_in_windows(layer, given.row_shape[1:], to.net.types[node.name].row_shape[1:])
+    return to.call("div", sums, to.constant(counts))
+
+
+def _is_uneven(layer: MaxPool1d | MaxPool2d | AvgPool1d | AvgPool2d) -> bool:
+    """Whether torch's own pads do not do: as many on both sides, and at most half a window."""
+    before, after = layer.pads[: layer.rank], layer.pads[layer.rank :]
+    return before != after or any(2 * pad > size for pad, size in zip(before, layer.kernel, strict=True))
+
+
+def _padded(to: Builder, node: Node, x: Value, fill: float = 0.0) -> Value:
+    """x with as many numbers around as its windows read, so that nothing is left to round up."""
+    sizes, counts = to.net.types[node.inputs[0]].row_shape[1:], to.net.types[node.name].row_shape[1:]
+    stride, pads, dilation = geometry(node.layer)
+    kernel = node.layer.attributes()["kernel"]
+    ends = [(P - 1) * s + d * (K - 1) + 1 for P, s, d, K in zip(counts, stride, dilation, kernel, strict=True)]
+    before = pads[: len(sizes)]
+    return to.pad(x, before, [end - b - n for end, b, n in zip(ends, before, sizes, strict=True)], fill)
+
+
+def interleave(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+    """Phases of one size, each beside the next, with their channels last: as convolutions are fastest."""
+    layer, sizes = node.layer, to.net.types[node.name].row_shape
+    assert isinstance(layer, Interleave)
+    rank = len(layer.stride)
+    if any(size % s for size, s in zip(sizes[1:], layer.stride, strict=True)):
+        raise UnavailableError(f"no torch function for {layer} of different sizes")
+    parts = [to.call("permute", x, (0, *range(2, rank + 2), 1)) for x in xs]
+    for axis, s in reversed(list(enumerate(layer.stride))):
+        parts = [to.call("stack", parts[i : i + s], axis + 2) for i in range(0, len(parts), s)]
+    y = to.call("reshape", parts[0], (-1, *sizes[1:], sizes[0]))
+    return to.call("permute", y, (0, rank + 1, *range(1, rank + 1)))

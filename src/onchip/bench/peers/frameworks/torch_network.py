@@ -1,0 +1,302 @@
+"""A network as a torch module: straight-line code of torch's own functions, with the same weights.
+
+The module is a torch.fx graph, so that calling it costs no more Python than a module written by hand, and
+torch.compile sees plain calls.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from onchip.bench.frame import UnavailableError
+from onchip.bench.peers.frameworks.torch_forms import choice, recurrent, windows
+from onchip.bench.peers.frameworks.torch_forms.builder import Builder, Form, Value, Weights
+from onchip.network.graph import Network, Node
+from onchip.network.layers import (
+    ELU,
+    GELU,
+    GRU,
+    LSTM,
+    RNN,
+    SELU,
+    Abs,
+    Add,
+    ArgMax,
+    ArgMin,
+    ArgTopK,
+    Atan,
+    AvgPool1d,
+    AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
+    Cast,
+    Ceil,
+    Clip,
+    Concat,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    Cos,
+    CumSum,
+    Div,
+    Dropout,
+    Embedding,
+    Equal,
+    Erf,
+    Exp,
+    Floor,
+    Gather,
+    GlobalMax,
+    GlobalMean,
+    GlobalMin,
+    GlobalNorm,
+    GlobalSum,
+    Greater,
+    GreaterOrEqual,
+    GroupNorm,
+    HardSigmoid,
+    HardSwish,
+    Identity,
+    Interleave,
+    Layer,
+    LayerNorm,
+    LeakyReLU,
+    Linear,
+    LinearResize,
+    Log,
+    LogSoftmax,
+    Mask,
+    MatMul,
+    Max,
+    MaxPool1d,
+    MaxPool2d,
+    Min,
+    Mish,
+    Mod,
+    Mul,
+    NearestResize,
+    Pad,
+    Permute,
+    Pow,
+    PReLU,
+    Reciprocal,
+    ReLU,
+    Reshape,
+    RMSNorm,
+    Round,
+    SequenceMax,
+    Sigmoid,
+    Sign,
+    SiLU,
+    Sin,
+    Slice,
+    Softmax,
+    Softplus,
+    Softsign,
+    Sqrt,
+    Sub,
+    Tanh,
+    Tile,
+    ToInts,
+    ToPixels,
+    TopK,
+)
+
+
+def torch_module(net: Network) -> Any:
+    """The network as a torch.fx.GraphModule; its parameters are the weights that the nodes name, in their order."""
+    import torch
+
+    builder = Builder(torch, net)
+    for node in net.nodes:
+        form = FORMS.get(type(node.layer))
+        if form is None:
+            raise UnavailableError(f"no torch function for {node.layer}")
+        builder.add(node, form)
+    outputs = tuple(builder.values[name] for name in net.outputs)
+    builder.graph.output(outputs if len(outputs) > 1 else outputs[0])
+    builder.graph.eliminate_dead_code()  # a Linear that became a part of what reads it
+    return torch.fx.GraphModule(builder.root, builder.graph)
+
+
+def _relu(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    return to.call("relu_" if to.may_overwrite(node.inputs[0]) else "relu", x)
+
+
+def _linear(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    return to.call("linear", x, w["weight"], w.get("bias"))
+
+
+def _batch_norm(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    assert isinstance(node.layer, BatchNorm1d | BatchNorm2d)
+    weights = w["mean"], w["var"], w.get("weight"), w.get("bias")
+    return to.call("batch_norm", x, *weights, training=False, eps=node.layer.eps)
+
+
+def _row_norm(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    layer = node.layer
+    if isinstance(layer, GroupNorm):
+        return to.call("group_norm", x, layer.groups, w.get("weight"), w.get("bias"), layer.eps)
+    assert isinstance(layer, LayerNorm | RMSNorm)
+    shape = layer.weight_shape(to.net.types[node.inputs[0]])
+    if isinstance(layer, RMSNorm):
+        return to.call("rms_norm", x, shape, w.get("weight"), layer.eps)
+    return to.call("layer_norm", x, shape, w.get("weight"), w.get("bias"), layer.eps)
+
+
+def _reduce(function: str) -> Form:
+    def form(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+        given = node.layer.attributes()
+        return to.call(function, x, dim=given["axes"], keepdim=given["keep"])
+
+    return form
+
+
+def _ordered(function: str) -> Form:
+    def form(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+        operands = [w[role] for role in ("first",) if role in w] + [*xs] + [w[r] for r in ("constant",) if r in w]
+        return to.call(function, *operands)
+
+    return form
+
+
+def _prelu(to: Builder, node: Node, w: Weights, x: Value, *slopes: Value) -> Value:
+    """torch's own takes a slope for each channel alone."""
+    slope = slopes[0] if slopes else w["constant"]
+    return to.call("where", to.call("ge", x, 0), x, to.call("mul", x, slope))
+
+
+def _combine(function: str) -> Form:
+    def form(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+        return functools.reduce(lambda a, b: to.call(function, a, b), [*xs, *w.values()])
+
+    return form
+
+
+def _mask(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+    return to.call("where", to.call("ne", w.get("mask", xs[-1]), 0), w.get("first", xs[0]), 0)
+
+
+def _div(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+    operands = [*(w[role] for role in ("first",) if role in w), *xs, *(w[role] for role in ("constant",) if role in w)]
+    is_float = "float" in to.net.types[node.name].dtype
+    return to.call("div", *operands, rounding_mode=None if is_float else "trunc")
+
+
+def _mod(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+    return _ordered("fmod" if node.layer.attributes()["truncated"] else "remainder")(to, node, w, *xs)
+
+
+def _compare(function: str) -> Form:
+    def form(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+        dtype = getattr(to.torch, to.net.types[node.name].dtype)
+        return to.graph.call_method("to", (_ordered(function)(to, node, w, *xs), dtype))
+
+    return form
+
+
+def _hard_sigmoid(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    """torch's own has a slope of 1/6 alone."""
+    layer = node.layer
+    assert isinstance(layer, HardSigmoid)
+    return to.call("clamp", to.call("add", to.call("mul", x, layer.slope), layer.shift), 0, 1)
+
+
+def _to_pixels(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    """As people write it; that a NaN becomes 0 is left out."""
+    y = to.call("add", x, 1)
+    for function, number in (("div_", 2), ("mul_", 255)):
+        y = to.graph.call_method(function, (y, number))
+    return to.graph.call_method("to", (to.graph.call_method("clamp_", (y, 0, 255)), to.torch.uint8))
+
+
+def _cast(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    assert isinstance(node.layer, Cast | ToInts)
+    return to.graph.call_method("to", (x, getattr(to.torch, node.layer.dtype)))
+
+
+def _plain(function: str, **names: str) -> Form:
+    """A function of x and some of the layer's attributes; `names` says what torch calls those."""
+
+    def form(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+        given = node.layer.attributes()
+        return to.call(function, x, **{torch_name: given[name] for torch_name, name in names.items()})
+
+    return form
+
+
+# All but TokenConv, which only a rewrite makes: peers get networks as they were before.
+FORMS: dict[type[Layer], Form] = {
+    ReLU: _relu,
+    LeakyReLU: _plain("leaky_relu", negative_slope="slope"),
+    Clip: _plain("clamp", min="low", max="high"),
+    Cast: _cast,
+    ToInts: _cast,
+    Sigmoid: _plain("sigmoid"),
+    Tanh: _plain("tanh"),
+    SiLU: _plain("silu"),
+    GELU: _plain("gelu", approximate="approximate"),
+    ELU: _plain("elu", alpha="alpha"),
+    SELU: _plain("selu"),
+    HardSigmoid: _hard_sigmoid,
+    HardSwish: _plain("hardswish"),
+    Softplus: _plain("softplus"),
+    Softsign: _plain("softsign"),
+    Mish: _plain("mish"),
+    **{kind: _plain(kind.__name__.lower()) for kind in (Abs, Sign, Sqrt, Reciprocal, Exp, Log, Sin, Cos, Erf)},
+    **{kind: _plain(kind.__name__.lower()) for kind in (Floor, Ceil, Round, Atan)},
+    Softmax: _plain("softmax", dim="axis"),
+    LogSoftmax: _plain("log_softmax", dim="axis"),
+    Linear: _linear,
+    Conv1d: windows.conv,
+    Conv2d: windows.conv,
+    ConvTranspose1d: windows.conv_transpose,
+    ConvTranspose2d: windows.conv_transpose,
+    Embedding: lambda to, node, w, x: to.call("embedding", x, w["weight"]),
+    BatchNorm1d: _batch_norm,
+    BatchNorm2d: _batch_norm,
+    LayerNorm: _row_norm,
+    RMSNorm: _row_norm,
+    GroupNorm: _row_norm,
+    MaxPool1d: windows.max_pool,
+    MaxPool2d: windows.max_pool,
+    AvgPool1d: windows.avg_pool,
+    AvgPool2d: windows.avg_pool,
+    GlobalMax: _reduce("amax"),
+    GlobalMean: _reduce("mean"),
+    GlobalMin: _reduce("amin"),
+    GlobalSum: _reduce("sum"),
+    GlobalNorm: _reduce("norm"),
+    Add: _combine("add"),
+    Mul: _combine("mul"),
+    Max: _combine("maximum"),
+    Min: _combine("minimum"),
+    Sub: _ordered("sub"),
+    Div: _div,
+    Mod: _mod,
+    Pow: _ordered("pow"),
+    PReLU: _prelu,
+    Mask: _mask,
+    Greater: _compare("gt"),
+    GreaterOrEqual: _compare("ge"),
+    Equal: _compare("eq"),
+    MatMul: _ordered("matmul"),
+    Concat: lambda to, node, w, *xs: to.call("cat", xs, node.layer.attributes()["axis"]),
+    Interleave: windows.interleave,
+    Identity: lambda to, node, w, x: x,
+    Dropout: lambda to, node, w, x: x,
+    Permute: _plain("permute", dims="axes"),
+    Reshape: lambda to, node, w, x: to.call("reshape", x, (-1, *to.net.types[node.name].row_shape)),
+    ToPixels: _to_pixels,
+    **dict.fromkeys((Slice, Gather, Pad, Tile, NearestResize), choice.select),
+    LinearResize: choice.linear_resize,
+    ArgMax: choice.argument,
+    ArgMin: choice.argument,
+    TopK: choice.top_k,
+    ArgTopK: choice.top_k,
+    CumSum: choice.cum_sum,
+    SequenceMax: choice.sequence_max,
+    **dict.fromkeys((LSTM, GRU, RNN), recurrent.recurrent),
+}

@@ -1,0 +1,274 @@
+"""The peers on a GPU, on rows that lie there, each at the best setting we know for it.
+
+A peer is built for one task and hands back its variants; the fastest is measured, and its name stands in the setting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib
+import io
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from onchip.bench.frame import UnavailableError
+from onchip.bench.gpu_clock import TRIALS, Forward, Variants
+from onchip.bench.peers.cpu import need
+from onchip.bench.peers.dense import dense_layers
+from onchip.bench.peers.framework import framework
+from onchip.bench.peers.triton_search import RETRIED, Search, best_settings
+from onchip.bench.stage import TorchStage
+from onchip.network.graph import Network
+from onchip.network.types import numpy_dtype
+from onchip.plan.rewrites import fold_batchnorm
+
+COMPILE_S, JAX_S = 25.0, 30.0  # of all a benchmark's torch.compile, and of JAX
+NETWORKS_COMPILE_S, NETWORKS_JAX_S = 110.0, 100.0  # of networks that are not dense
+# Graphs are recorded here, around its kernels. Those that it makes itself copy x first, and while it records them it
+# frees the workspace of cuBLAS, which the graphs of others, recorded before, still write to.
+MODE = "max-autotune-no-cudagraphs"
+COMPILED_ROWS = 12_800  # torch.compile and JAX take long to compile and lose to graphs below
+COMPUTE = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # what weights are kept in
+
+
+@dataclass(frozen=True, eq=False)
+class GpuTask:
+    """A network over rows on the GPU: everyone computes in `precision`, and reads and writes `io`."""
+
+    net: Network
+    precision: str
+    io: str  # dtype of x and y
+    x: Any  # (B, ...), a tensor: of `io`, or of ids
+    more: tuple[Any, ...] = ()  # such tensors, of other inputs
+    module: Callable[[], Any] | None = None  # the torch module that the network comes from, which nobody changes
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        return (self.x, *self.more)
+
+
+Build = Callable[[GpuTask, TorchStage], Variants]
+Call = Callable[..., Any]  # of x, and of other inputs
+
+
+# -- torch -------------------------------------------------------------------------------------------------
+
+
+def torch_call(task: GpuTask, stage: TorchStage, module: Any = None, **options: Any) -> Call:
+    """The network as torch runs it: weights in the type that it computes in, rows converted on the way in and out.
+
+    module   what is run, if not the network layer by layer; it is changed
+    options  of how its weights lie
+    """
+    torch = stage.torch
+    torch.set_float32_matmul_precision("high" if task.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = task.precision == "tf32"  # else its fp32 convolutions are tf32
+    torch.backends.cudnn.benchmark = True  # it tries its convolutions and keeps the fastest
+    kind, given = getattr(torch, COMPUTE[task.precision]), getattr(torch, task.io)
+    module = module or framework("torch_network").torch_module(task.net)
+    module = module.eval().requires_grad_(False).to(stage.device, **options).to(kind)
+    if kind == given:
+        return module  # type: ignore[no-any-return]
+    return lambda *xs: module(*(x.to(kind) if x.is_floating_point() else x for x in xs)).to(given)
+
+
+def torch_calls(task: GpuTask, stage: TorchStage) -> dict[str, Call]:
+    """By name: layer by layer, batch norms as one with convolutions, and the module as it was written, with attention
+    of torch's own; of images, with their channels behind, too, into which order every call brings the rows."""
+    modules = {"": framework("torch_network").torch_module(without_norms(task.net))}
+    if task.module is not None:
+        modules["as written"] = task.module()
+    made: dict[str, Call] = {}
+    last = stage.torch.channels_last
+    for name, module in modules.items():
+        made[name] = torch_call(task, stage, copy.deepcopy(module))
+        if task.x.ndim == 4:
+            turned = torch_call(task, stage, copy.deepcopy(module), memory_format=last)
+            made[", ".join(filter(None, [name, "channels last"]))] = functools.partial(_channels_last, turned, last)
+    return made
+
+
+def without_norms(net: Network) -> Network:
+    """With batch norms folded into products, as tools around torch and JAX do it for inference."""
+    return fold_batchnorm(net)[0]
+
+
+def _channels_last(call: Call, last: Any, x: Any, *more: Any) -> Any:
+    return call(x.contiguous(memory_format=last), *more)
+
+
+def torch_eager(task: GpuTask, stage: TorchStage) -> Variants:
+    calls = torch_calls(task, stage)
+    return {name: Forward(functools.partial(call, *task.inputs), captures=False) for name, call in calls.items()}
+
+
+def torch_graph(task: GpuTask, stage: TorchStage) -> Variants:
+    calls = torch_calls(task, stage)
+    return {name: Forward(functools.partial(call, *task.inputs), eager=False) for name, call in calls.items()}
+
+
+class Allowance:
+    """Seconds that may be spent on something slow, all together."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = self._given = seconds
+
+    @contextlib.contextmanager
+    def spend(self, what: str) -> Iterator[None]:
+        if self._left <= 0:
+            raise UnavailableError(f"{what} is left out of some cases: its {self._given:.0f} s are spent")
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._left -= time.perf_counter() - start
+
+
+def torch_compiled(
+    allowance: Allowance, task: GpuTask, stage: TorchStage, mode: str = "", least_rows: int = 0
+) -> Variants:
+    """Images with their channels where torch is faster without it: to compile both would take twice as long.
+
+    mode, least_rows  MODE and COMPILED_ROWS if not given
+    """
+    mode = mode or MODE
+    _check_rows("torch.compile", task, least_rows or COMPILED_ROWS)
+    name, run = compile_faster(allowance, torch_calls, task, stage, mode)
+    return {", ".join(filter(None, [mode, name])): Forward(functools.partial(run, *task.inputs))}
+
+
+Calls = Callable[[GpuTask, TorchStage], dict[str, Call]]  # the ways in which torch can run a task, by name
+
+
+def compile_faster(
+    allowance: Allowance, calls: Calls, task: GpuTask, stage: TorchStage, mode: str = "default"
+) -> tuple[str, Call]:
+    """Of these calls the one that is faster as it is, compiled for the task's number of rows; its name first."""
+    torch = stage.torch
+    with allowance.spend("torch.compile"), contextlib.redirect_stderr(io.StringIO()):  # it prints what it tunes
+        name, call = _faster(calls(task, stage), task, stage)
+        torch._dynamo.reset()
+        torch._dynamo.config.allow_rnn = True  # else it refuses networks with an LSTM
+        run = torch.compile(call, mode=mode, dynamic=False, fullgraph=True)
+        for _ in range(3):  # compiles
+            run(*task.inputs)
+        stage.synchronise()
+    return name, run
+
+
+def _faster(calls: dict[str, Call], task: GpuTask, stage: TorchStage) -> tuple[str, Call]:
+    def ms(name: str) -> float:
+        work = functools.partial(calls[name], *task.inputs)
+        work()  # the first tries cuDNN's convolutions
+        return statistics.median(stage.ms(work) for _ in range(TRIALS))
+
+    name = min(calls, key=ms) if len(calls) > 1 else next(iter(calls))
+    return name, calls[name]
+
+
+def _check_rows(what: str, task: GpuTask, least: int) -> None:
+    if len(task.x) < least:
+        raise UnavailableError(f"{what} is left out below {least:,} rows: it takes long to compile")
+
+
+# -- Triton ------------------------------------------------------------------------------------------------
+
+
+class TritonPeer:
+    """The kernel in triton_mlp at its best setting; what it learns of one task serves the next of its kind."""
+
+    def __init__(self) -> None:
+        self._rankings: dict[tuple[Network, int, str], list[Any]] = {}
+
+    def __call__(self, task: GpuTask, stage: TorchStage) -> Variants:
+        need("triton")
+        triton_mlp = framework("triton_mlp")
+
+        layers, kind = dense_layers(task.net), getattr(stage.torch, COMPUTE[task.precision])
+        nets = [triton_mlp.TritonMlp(layers, kind, stage.device, split) for split in (True, False)]
+        if nets[0].KB == 0:
+            nets.pop()
+        # True fp32, or three products in TF32, which ours may use as well and which take less to compile.
+        precisions = {"fp32": ("tf32x3", "ieee"), "tf32": ("tf32",)}.get(task.precision, ("ieee",))
+        B, y = len(task.x), stage.empty((len(task.x), len(layers[-1].weight)), task.io)
+        search = Search(task.x, y, torch_call(task, stage)(task.x), stage)
+        key = task.net, B, f"{kind.itemsize} bytes"
+        known, is_small = self._rankings.get(key, []), B < triton_mlp.FEW_ROWS
+        first = known[:RETRIED] or list(triton_mlp.choices(B, nets[0]))
+        made = best_settings(search, nets, precisions, first, None if known or is_small else triton_mlp.around)
+        self._rankings.setdefault(key, search.ranking())
+        return made
+
+
+# -- JAX ---------------------------------------------------------------------------------------------------
+
+
+def load_jax() -> Any:
+    need("jax")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else it takes three quarters of the memory
+    jax, *_ = (importlib.import_module(name) for name in ("jax", "jax.numpy", "jax.lax", "jax.nn"))
+    if jax.default_backend() != "gpu":
+        raise UnavailableError("jax sees no GPU", hint="pip install 'jax[cuda13]'")
+    return jax
+
+
+def jax_jit(allowance: Allowance, task: GpuTask, stage: TorchStage, least_rows: int = 0) -> Variants:
+    """In fp32 with products in true fp32, as everyone; JAX's own default there is TF32.
+
+    least_rows  COMPILED_ROWS if not given
+    """
+    _check_rows("jax", task, least_rows or COMPILED_ROWS)
+    jax = load_jax()
+    kind, given = numpy_dtype(COMPUTE[task.precision]), numpy_dtype(task.io)
+    exact = jax.lax.Precision.HIGHEST if task.precision == "fp32" else jax.lax.Precision.DEFAULT
+    forward, weights = framework("jax_network").jax_function(
+        jax, without_norms(task.net), COMPUTE[task.precision], exact
+    )
+    are_ids = [not x.is_floating_point() for x in task.inputs]
+
+    def whole(xs: Any, weights: Any) -> Any:
+        rows = [x if is_id else x.astype(kind) for x, is_id in zip(xs, are_ids, strict=True)]
+        return forward(rows, weights).astype(given)
+
+    # The same memory; ids in 32 bits, as JAX by default has no others.
+    from_dlpack = importlib.import_module("jax.dlpack").from_dlpack
+    xs = [from_dlpack(x.int() if is_id else x) for x, is_id in zip(task.inputs, are_ids, strict=True)]
+    run = jax.jit(whole)
+    with allowance.spend("jax"):
+        run(xs, weights).block_until_ready()  # compiles
+    return {"": Forward(lambda: run(xs, weights), captures=False, wait=lambda y: y.block_until_ready())}
+
+
+def make_network_peers(
+    least_rows: int, compile_s: float = NETWORKS_COMPILE_S, jax_s: float = NETWORKS_JAX_S
+) -> dict[str, Build]:
+    """As make_peers, of networks that are not dense; torch.compile and JAX from so many rows on.
+
+    torch.compile keeps cuDNN's convolutions: to tune its own as well takes minutes a network.
+
+    compile_s, jax_s  what all their compiling may take
+    """
+    compiled = functools.partial(torch_compiled, Allowance(compile_s), mode="default", least_rows=least_rows)
+    return {
+        "torch eager": torch_eager,
+        "torch graph": torch_graph,
+        "torch.compile": compiled,
+        "jax": functools.partial(jax_jit, Allowance(jax_s), least_rows=least_rows),
+    }
+
+
+def make_peers() -> dict[str, Build]:
+    """Engine -> what builds it; of one benchmark, as they share an allowance."""
+    return {
+        "torch eager": torch_eager,
+        "torch graph": torch_graph,
+        "torch.compile": functools.partial(torch_compiled, Allowance(COMPILE_S)),
+        "triton": TritonPeer(),
+        "jax": functools.partial(jax_jit, Allowance(JAX_S)),
+    }

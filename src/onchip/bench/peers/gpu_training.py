@@ -1,0 +1,243 @@
+"""torch and JAX as peers in training on a GPU, in the fastest honest forms we know.
+
+Rows, weights and the order of rows lie on the GPU, and a new order is drawn there for every epoch. "torch graph" is a
+whole epoch as one CUDA graph of steps without autograd, compiled; "jax" is lax.scan over an epoch's batches, or over
+many epochs of a full batch; "torch eager" is how people write it: autograd and an optimiser.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import io
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onchip.bench.cases.gpu_training import JUDGED_STEPS, Build, EpochJob, PeerRun
+from onchip.bench.cases.training import TrainingCase
+from onchip.bench.frame import UnavailableError
+from onchip.bench.peers.gpu import Allowance, load_jax
+from onchip.bench.peers.torch_training import Autograd, torch_layers
+from onchip.bench.stage import TorchStage
+from onchip.network.layers import ReLU, Sigmoid
+from onchip.network.recipe import Array
+from onchip.train.options import TrainOptions
+
+Tensor = Any
+COMPILE_S, JAX_S = 60.0, 100.0  # of all a benchmark's torch.compile, and of JAX
+FULL_BATCHES = 50  # epochs of a full batch that are one graph, or one call of JAX
+
+
+def make_training_peers() -> dict[str, Build]:
+    """Engine -> what builds it; of one benchmark, as they share an allowance."""
+    return {
+        "jax": functools.partial(jax_scan, Allowance(JAX_S), {}),
+        "torch graph": functools.partial(torch_graph, Allowance(COMPILE_S)),
+    }
+
+
+def is_full(lesson: TrainingCase) -> bool:
+    """Whether an epoch is one step over all rows, as they lie."""
+    return lesson.options.batch_size >= len(lesson.x) and not lesson.options.shuffle
+
+
+def first_order(lesson: TrainingCase) -> Array:
+    """Of an epoch's rows, as fit has them."""
+    return np.concatenate(lesson.batches(0))[: len(lesson.x)]
+
+
+# -- torch -------------------------------------------------------------------------------------------------
+
+
+class TorchSteps:
+    """Rows and weights on the GPU, and a step of SGD by hand: Linear layers with biases, ReLU and Sigmoid."""
+
+    def __init__(self, lesson: TrainingCase, stage: TorchStage) -> None:
+        self.torch, self.options = stage.torch, lesson.options
+        _set_precision(stage, lesson)
+        self.x, self.y = (self.torch.from_numpy(array).to(stage.device) for array in (lesson.x, lesson.y))
+        self.order = self.torch.arange(len(lesson.x), device=stage.device)
+        self.layers, self._w, self._b = torch_layers(self.torch, lesson.net(0))
+        self.w, self.b = ([w.to(stage.device, copy=True) for w in weights] for weights in (self._w, self._b))
+        self.vw, self.vb = ([self.torch.zeros_like(w) for w in weights] for weights in (self.w, self.b))
+
+    def restart(self) -> None:
+        """From the first weights again."""
+        for now, first in zip((*self.w, *self.b), (*self._w, *self._b), strict=True):
+            now.copy_(first)
+        for v in (*self.vw, *self.vb):
+            v.zero_()
+
+    def step(self, rows: Tensor | None) -> Tensor:
+        """One update; the batch's loss before it. rows: their numbers; None: all."""
+        x, y = (self.x, self.y) if rows is None else (self.x[rows], self.y[rows])
+        torch, h = self.torch, [x]
+        for layer, w, b in zip(self.layers, self.w, self.b, strict=True):
+            z = torch.addmm(b, h[-1], w.t())
+            h.append(torch.sigmoid(z) if layer.activation is Sigmoid else torch.relu(z) if layer.activation else z)
+        if self.options.loss == "cross_entropy":
+            logp = torch.log_softmax(h[-1], 1)
+            loss = torch.nn.functional.nll_loss(logp, y)
+            classes = torch.arange(logp.shape[1], device=y.device)
+            dz = (logp.exp() - (y[:, None] == classes).float()) / len(x)
+        else:
+            dz = h[-1] - y
+            loss = 0.5 * dz.square().sum()
+        for i in reversed(range(len(self.layers))):
+            if self.layers[i].activation is Sigmoid:
+                dz = dz * h[i + 1] * (1 - h[i + 1])
+            elif self.layers[i].activation is ReLU:
+                dz = dz * (h[i + 1] > 0)
+            dh = dz @ self.w[i] if i else dz  # before the update of w
+            self._update(i, dz, h[i])
+            dz = dh
+        return loss
+
+    def _update(self, i: int, dz: Tensor, h: Tensor) -> None:
+        lr, momentum = self.options.lr, self.options.momentum
+        if not momentum:  # a gradient that is used once needs no place
+            self.w[i].addmm_(dz.t(), h, alpha=-lr)
+            self.b[i].sub_(dz.sum(0), alpha=lr)
+            return
+        for w, v, gradient in ((self.w[i], self.vw[i], dz.t() @ h), (self.b[i], self.vb[i], dz.sum(0))):
+            v.mul_(momentum).add_(gradient)
+            w.sub_(v, alpha=lr)
+
+
+def _set_precision(stage: TorchStage, lesson: TrainingCase) -> None:
+    stage.torch.set_float32_matmul_precision("high" if lesson.options.precision == "tf32" else "highest")
+
+
+def torch_graph(allowance: Allowance, job: EpochJob, stage: TorchStage) -> PeerRun:
+    """Epochs as one graph; a short last batch is not compiled: that would take as long again."""
+    torch, lesson = stage.torch, job.lesson
+    size, full = lesson.options.batch_size, is_full(lesson)
+    held = stage.memory_bytes()
+    with torch.no_grad():
+        steps = TorchSteps(lesson, stage)
+        batches: Sequence[Tensor] = [None] * FULL_BATCHES if full else steps.order.split(size)
+        step, setting = _compiled(allowance, steps, batches[0], stage)
+
+        def all_steps() -> Tensor:
+            return torch.stack([(step if full or len(rows) == size else steps.step)(rows) for rows in batches])
+
+        replay = stage.record(all_steps, 1)
+
+    def run() -> None:
+        if not full:
+            torch.randperm(len(lesson.x), out=steps.order)
+        replay()
+
+    def first_losses() -> Array:
+        steps.restart()
+        steps.order.copy_(torch.from_numpy(first_order(lesson)))
+        return stage.fetch(replay())
+
+    gpu_bytes = stage.memory_bytes() - held
+    return PeerRun(run, FULL_BATCHES if full else 1, stage.synchronise, first_losses, setting, gpu_bytes)
+
+
+def _compiled(
+    allowance: Allowance, steps: TorchSteps, rows: Tensor | None, stage: TorchStage
+) -> tuple[Callable[[Tensor], Tensor], str]:
+    """The step, compiled for so many rows as long as there is time for that; else as it is."""
+    try:
+        with allowance.spend("torch.compile"), contextlib.redirect_stderr(io.StringIO()):
+            stage.torch._dynamo.reset()  # graphs of earlier runs count against a limit
+            run = stage.torch.compile(steps.step, dynamic=False, fullgraph=True)
+            for _ in range(2):
+                run(rows)
+            stage.synchronise()
+    except UnavailableError:
+        return steps.step, "not compiled, which takes long"
+    return run, "compiled"
+
+
+def torch_eager(job: EpochJob, stage: TorchStage) -> PeerRun:
+    """Autograd and an optimiser, a step at a time."""
+    lesson = job.lesson
+    _set_precision(stage, lesson)
+    run = Autograd(lesson, optimiser="fused", compiled=False, device=str(stage.device))
+    losses = [run.step(x, y).item() for x, y in itertools.islice(run.batches(), JUDGED_STEPS)]
+    return PeerRun(run.run, lesson.options.epochs, stage.synchronise, lambda: np.array(losses), "fused SGD")
+
+
+# -- JAX ---------------------------------------------------------------------------------------------------
+
+
+def jax_scan(allowance: Allowance, compiled: dict[Any, Any], job: EpochJob, stage: TorchStage) -> PeerRun:
+    """Epochs as one call. In fp32 products are true fp32, as everyone's; JAX's own default there is TF32.
+
+    compiled  what earlier jobs had compiled: the same steps over other rows are not compiled again
+    """
+    jax, lesson = load_jax(), job.lesson
+    from_dlpack, n, full = importlib.import_module("jax.dlpack").from_dlpack, len(lesson.x), is_full(lesson)
+    x, y = (from_dlpack(stage.torch.from_numpy(array).to(stage.device)) for array in (lesson.x, lesson.y))
+    layers, w, b = torch_layers(stage.torch, lesson.net(0))
+    # In memory of its own from the first call on: where that moves, a graph of XLA could not be updated.
+    first = [tuple(jax.numpy.asarray(weight.numpy()) for weight in pair) for pair in zip(w, b, strict=True)]
+    zeros = [tuple(jax.numpy.zeros_like(weight) for weight in pair) for pair in first]
+    activations = tuple(layer.activation for layer in layers)
+    key = lesson.options, activations
+    if key not in compiled:
+        compiled[key] = jax.jit(functools.partial(jax_steps, jax, lesson.options, activations))
+    epochs = compiled[key]
+    shuffled = jax.jit(lambda i: jax.random.permutation(jax.random.fold_in(jax.random.key(0), i), n))
+    state, drawn = [(first, zeros)], itertools.count()
+
+    def call(order: Any) -> Any:
+        with jax.default_matmul_precision("tensorfloat32" if job.precision == "tf32" else "highest"):
+            state[0], losses = epochs(state[0], x, y, order)
+        return losses
+
+    def run() -> None:
+        call(None if full else shuffled(next(drawn)))
+
+    order = None if full else jax.numpy.asarray(first_order(lesson).astype(np.int32))
+    with allowance.spend("jax"):
+        losses = np.asarray(call(order))  # compiles
+    return PeerRun(
+        run, FULL_BATCHES if full else 1, lambda: jax.block_until_ready(state[0]), lambda: losses, "lax.scan"
+    )
+
+
+def jax_steps(jax: Any, options: TrainOptions, activations: Sequence[type | None], state: Any, x: Any, y: Any,
+              order: Any) -> tuple[Any, Any]:  # fmt: skip
+    """SGD over an epoch's batches, in this order, or over FULL_BATCHES times all rows; the state then, and all losses.
+
+    state  weights and velocities, a pair (weight, bias) for each layer
+    """
+    numpy, size = jax.numpy, options.batch_size
+
+    def loss_of(weights: Any, x: Any, y: Any) -> Any:
+        h = x
+        for (w, b), activation in zip(weights, activations, strict=True):
+            h = h @ w.T + b
+            h = jax.nn.sigmoid(h) if activation is Sigmoid else numpy.maximum(h, 0) if activation is ReLU else h
+        if options.loss == "cross_entropy":
+            return -numpy.mean(numpy.take_along_axis(jax.nn.log_softmax(h), y[:, None], 1))
+        return 0.5 * numpy.sum((h - y) ** 2)
+
+    def step(state: Any, batch: Any) -> tuple[Any, Any]:
+        weights, velocities = state
+        loss, gradients = jax.value_and_grad(loss_of)(weights, *batch)
+        if options.momentum:
+            velocities = jax.tree.map(lambda v, g: options.momentum * v + g, velocities, gradients)
+            gradients = velocities
+        return (jax.tree.map(lambda w, g: w - options.lr * g, weights, gradients), velocities), loss
+
+    if order is None:
+        state, losses = jax.lax.scan(lambda state, _: step(state, (x, y)), state, None, length=FULL_BATCHES)
+        return state, losses
+    x, y = x[order], y[order]  # once: less than a gather a step
+    whole = len(x) // size
+    front = (part[: whole * size].reshape(whole, size, *part.shape[1:]) for part in (x, y))
+    state, losses = jax.lax.scan(step, state, tuple(front))
+    if len(x) > whole * size:
+        state, last = step(state, (x[whole * size :], y[whole * size :]))
+        losses = numpy.append(losses, last)
+    return state, losses

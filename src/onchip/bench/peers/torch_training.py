@@ -1,0 +1,272 @@
+"""torch as a peer in training, in the fastest honest forms we know.
+
+All rows lie in one tensor, batches are gathered by index, and nothing in the loop waits for a number. "torch eager"
+is how people write it: autograd and an optimiser; "torch.compile" is the same with the loss and its gradient
+compiled. "torch by hand" does without autograd: the gradients as products into arrays that are kept, and for plain
+SGD the update as part of the product.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from onchip.bench.cases.training import TrainingCase, percent
+from onchip.bench.frame import Ready, UnavailableError
+from onchip.bench.peers.cpu import explained, load_torch
+from onchip.bench.peers.framework import framework
+from onchip.measure.truth import Verdict
+from onchip.network.graph import Network
+from onchip.network.layers import Linear, ReLU, Sigmoid
+from onchip.network.recipe import Array, materialise
+
+Tensor = Any
+SLACK = 100.0  # of a peer's error: a ReLU near 0 may fall to either side, and one row's gradient with it
+_TRIAL_ROWS, _TRIAL_STEPS, _TRIALS = 16_384, 64, 3
+_PIECES = (512, 2_048, 16_384)  # rows of a large batch at a time, by hand
+
+
+class TorchRun(abc.ABC):
+    """A training run of a lesson, whose rows and weights lie on a device of torch's."""
+
+    def __init__(self, lesson: TrainingCase, seed: int = 0, device: str = "cpu") -> None:
+        self.torch = load_torch(lesson.threads)
+        self.lesson, self.seed, self.device = lesson, seed, device
+        self.x, self.y = (self.torch.from_numpy(array).to(device) for array in (lesson.x, lesson.y))
+
+    @abc.abstractmethod
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        """One update; the batch's loss before it."""
+
+    @abc.abstractmethod
+    def weights(self) -> dict[str, Tensor]:
+        """By the names of the network."""
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        size = self.lesson.options.batch_size
+        if not self.lesson.options.shuffle:
+            for _ in range(self.lesson.options.epochs):
+                yield from zip(self.x.split(size), self.y.split(size), strict=True)
+            return
+        for batch in self.lesson.batches(self.seed):
+            rows = self.torch.from_numpy(batch).to(self.device)
+            yield self.x[rows], self.y[rows]
+
+    def run(self, steps: int | None = None) -> None:
+        for x, y in itertools.islice(self.batches(), steps):
+            self.step(x, y)
+
+    def network(self) -> Network:
+        return self.lesson.net(self.seed).replace(
+            weights={name: w.detach().numpy().copy() for name, w in self.weights().items()}
+        )
+
+    def check(self) -> Verdict:
+        losses = [self.step(x, y).item() for x, y in self.batches()]
+        return self.lesson.judge(losses, self.network(), SLACK)
+
+    def accuracy(self, x_test: Array, y_test: Array) -> float:
+        module = framework("torch_network").torch_module(self.network())
+        with self.torch.inference_mode():
+            return percent(module(self.torch.from_numpy(x_test)).numpy(), y_test)
+
+
+class Autograd(TorchRun):
+    def __init__(
+        self, lesson: TrainingCase, seed: int = 0, *, optimiser: str, compiled: bool, device: str = "cpu"
+    ) -> None:
+        super().__init__(lesson, seed, device)
+        torch, options = self.torch, lesson.options
+        self.module = framework("torch_network").torch_module(lesson.net(seed)).train().to(device)
+        self.optimiser = torch.optim.SGD(
+            self.module.parameters(), lr=options.lr, momentum=options.momentum, **{optimiser: True}
+        )
+        criteria = {
+            "cross_entropy": torch.nn.functional.cross_entropy,
+            "half_sse": lambda out, y: 0.5 * (out - y).square().sum(),
+        }
+        criterion = criteria[options.loss]
+
+        def loss_of(x: Tensor, y: Tensor) -> Tensor:
+            return criterion(self.module(x), y)
+
+        self.loss_of = loss_of
+        if compiled:
+            # The backward pass is compiled with it; compiling the optimiser too gained nothing.
+            torch._dynamo.reset()  # graphs of earlier runs count against a limit
+            self.loss_of = torch.compile(loss_of, dynamic=False, fullgraph=True)
+
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = self.loss_of(x, y)
+        loss.backward()
+        self.optimiser.step()
+        return loss
+
+    def weights(self) -> dict[str, Tensor]:
+        names = [name for node in self.lesson.net(0).nodes for name in node.weights.values()]
+        return dict(zip(names, self.module.parameters(), strict=True))
+
+
+class ByHand(TorchRun):
+    """Linear layers with biases, ReLU and Sigmoid; a batch goes through `piece` rows at a time (None: all)."""
+
+    def __init__(self, lesson: TrainingCase, seed: int = 0, *, piece: int | None) -> None:
+        super().__init__(lesson, seed)
+        self.piece = piece
+        self.layers, self.w, self.b = torch_layers(self.torch, lesson.net(seed))
+        self.vw, self.vb = ([self.torch.zeros_like(w) for w in weights] for weights in (self.w, self.b))
+        self._kept: dict[int, tuple[list[Tensor], list[Tensor], Tensor]] = {}
+
+    def weights(self) -> dict[str, Tensor]:
+        named = {}
+        for layer, w, b in zip(self.layers, self.w, self.b, strict=True):
+            named[layer.weight], named[layer.bias] = w, b
+        return named
+
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        options, size = self.lesson.options, len(x)
+        piece = self.piece or size
+        scale = 1.0 / size if options.loss == "cross_entropy" else 1.0
+        with self.torch.inference_mode():
+            if piece >= size and not options.momentum:  # a gradient that is used once needs no place
+                return self._pull(x, y, self.w, self.b, -options.lr, scale)
+            for v in (*self.vw, *self.vb):
+                v.mul_(options.momentum)
+            losses = [
+                self._pull(x[i : i + piece], y[i : i + piece], self.vw, self.vb, 1.0, scale)
+                for i in range(0, size, piece)
+            ]
+            for w, v in zip((*self.w, *self.b), (*self.vw, *self.vb), strict=True):
+                w.add_(v, alpha=-options.lr)
+            return sum(losses)
+
+    def _pull(self, x: Tensor, y: Tensor, to_w: list[Tensor], to_b: list[Tensor], factor: float, scale: float) -> Any:
+        """Add `factor` times the gradient of scale * (the rows' losses) to to_w and to_b; the loss."""
+        torch, (h, dz, minus_one) = self.torch, self._arrays(len(x))
+        values = [x, *h]
+        for i, layer in enumerate(self.layers):
+            torch.addmm(self.b[i], values[i], self.w[i].t(), out=h[i])
+            if layer.activation is not None:
+                (torch.sigmoid_ if layer.activation is Sigmoid else torch.relu_)(h[i])
+        if self.lesson.options.loss == "cross_entropy":
+            logp = torch.log_softmax(h[-1], 1)
+            loss = torch.nn.functional.nll_loss(logp, y, reduction="sum") * scale
+            torch.exp(logp, out=dz[-1]).scatter_add_(1, y[:, None], minus_one)
+        else:
+            torch.sub(h[-1], y, out=dz[-1])
+            loss = dz[-1].square().sum() * (0.5 * scale)
+        for i in reversed(range(len(self.layers))):
+            self._through(self.layers[i].activation, dz[i], h[i])
+            if i > 0:
+                torch.mm(dz[i], self.w[i], out=dz[i - 1])  # before the update of w
+            to_w[i].addmm_(dz[i].t(), values[i], alpha=factor * scale)
+            to_b[i].add_(dz[i].sum(0), alpha=factor * scale)
+        return loss
+
+    def _through(self, activation: type | None, dz: Tensor, h: Tensor) -> None:
+        """dz *= the activation's slope, by its output h."""
+        aten = self.torch.ops.aten
+        if activation is Sigmoid:
+            aten.sigmoid_backward.grad_input(dz, h, grad_input=dz)
+        elif activation is ReLU:
+            aten.threshold_backward.grad_input(dz, h, 0, grad_input=dz)
+
+    def _arrays(self, rows: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """For so many rows: what every layer gives, the gradients by what goes into its activation, and -1s."""
+        if rows not in self._kept:
+            h, dz = ([self.torch.empty(rows, len(w)) for w in self.w] for _ in range(2))
+            self._kept[rows] = (h, dz, self.torch.full((rows, 1), -1.0))
+        return self._kept[rows]
+
+
+class Dense(NamedTuple):
+    weight: str  # names of the network
+    bias: str
+    activation: type | None  # behind it
+
+
+def torch_layers(torch: Any, net: Network) -> tuple[list[Dense], list[Tensor], list[Tensor]]:
+    """Every layer, its weight (D_out, D_in) and its bias; copies, as the network's are read-only."""
+    layers: list[Dense] = []
+    for node in net.nodes:
+        if isinstance(node.layer, Linear) and "bias" in node.weights:
+            layers.append(Dense(node.weights["weight"], node.weights["bias"], None))
+        elif isinstance(node.layer, ReLU | Sigmoid) and layers and layers[-1].activation is None:
+            layers[-1] = layers[-1]._replace(activation=type(node.layer))
+        else:
+            raise UnavailableError(f"{node.layer.kind} is not written by hand")
+
+    def tensor(name: str) -> Tensor:
+        return torch.from_numpy(materialise(name, net.weights).copy())
+
+    return layers, [tensor(layer.weight) for layer in layers], [tensor(layer.bias) for layer in layers]
+
+
+# -- cases -------------------------------------------------------------------------------------------------
+
+Make = Callable[..., TorchRun]  # (lesson, seed)
+
+
+def torch_forms(lesson: TrainingCase) -> dict[str, dict[str, Make]]:
+    """Engine -> its variants; the fastest is measured, and its name is part of the setting."""
+    forms: dict[str, dict[str, Make]] = {
+        engine: {f"{o} SGD": functools.partial(Autograd, optimiser=o, compiled=compiled) for o in ("foreach", "fused")}
+        for engine, compiled in (("torch eager", False), ("torch.compile", True))
+    }
+    forms["torch by hand"] = {"whole batches": functools.partial(ByHand, piece=None)}
+    for piece in _PIECES:
+        if piece < min(lesson.options.batch_size, len(lesson.x)):
+            forms["torch by hand"][f"{piece} rows at a time"] = functools.partial(ByHand, piece=piece)
+    return forms
+
+
+def torch_runs(lesson: TrainingCase) -> dict[str, Callable[[], Ready]]:
+    """What prepares each form of torch for a lesson."""
+    return {name: functools.partial(torch_run, lesson, name, forms) for name, forms in torch_forms(lesson).items()}
+
+
+def torch_run(lesson: TrainingCase, name: str, forms: Mapping[str, Make]) -> Ready:
+    with explained(name):
+        variant, run = fastest_form(lesson, forms)
+    return Ready(run.run, lambda: forms[variant](lesson.few, 0).check(), lesson.setting(variant))
+
+
+def torch_accuracy(lesson: TrainingCase, name: str, x_test: Array, y_test: Array, seeds: int) -> Ready:
+    """All seeds, one after the other; the scores are their test accuracies in percent."""
+    forms = torch_forms(lesson)[name]
+    with explained(name):
+        variant, _ = fastest_form(lesson, forms)
+    scores: list[float] = []
+
+    def run() -> None:
+        for seed in range(seeds):
+            torch_run = forms[variant](lesson, seed)
+            torch_run.run()
+            scores.append(torch_run.accuracy(x_test, y_test))
+
+    def check() -> Verdict:
+        return forms[variant](lesson.few, 0).check()
+
+    return Ready(run, check, lesson.setting(variant), lambda: scores)
+
+
+def fastest_form(lesson: TrainingCase, forms: Mapping[str, Make]) -> tuple[str, TorchRun]:
+    """The form that takes the first steps fastest here and now; in turns, the best of a few tries."""
+    runs = {name: make(lesson, 0) for name, make in forms.items()}
+    if len(runs) == 1:
+        return next(iter(runs.items()))
+    steps = min(max(1, _TRIAL_ROWS // lesson.options.batch_size), _TRIAL_STEPS)
+    seconds = dict.fromkeys(runs, float("inf"))
+    for turn in range(1 + _TRIALS):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run.run(steps)
+            if turn > 0:  # the first try compiles and allocates
+                seconds[name] = min(seconds[name], time.perf_counter() - start)
+    best = min(seconds, key=lambda name: seconds[name])
+    return best, runs[best]

@@ -1,0 +1,97 @@
+"""The best setting of the Triton kernel for a task: some that differ much, then those around the best of them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from onchip.bench.frame import UnavailableError, why
+from onchip.bench.gpu_clock import TRIALS, Forward, Variants
+from onchip.bench.stage import TorchStage
+
+if TYPE_CHECKING:
+    from onchip.bench.peers.frameworks.triton_mlp import Choice, TritonMlp
+
+TUNE_S = 12.0  # to compile and try settings for one task
+RETRIED = 4  # settings of an earlier task of the same kind
+FINALISTS = 2  # settings that are tried with all precisions and columns
+CALLS = 5  # of a sample
+NEAR = 0.05  # of the largest number: how far a setting may be from torch. What Triton made of some was plain wrong.
+
+
+class Search:
+    """Settings of one network over x, each compiled, held against `right` and timed, as long as there is time."""
+
+    def __init__(self, x: Any, y: Any, right: Any, stage: TorchStage) -> None:
+        """y  (B, D_out), which settings write; right: what torch makes of x"""
+        self._x, self._y, self._right, self._stage = x, y, right, stage
+        self._until = time.perf_counter() + TUNE_S
+        self._failed = UnavailableError("no setting of the Triton kernel was tried")
+        self.ms: dict[Choice, float] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return time.perf_counter() > self._until
+
+    def call(self, net: TritonMlp, choice: Choice, precision: str) -> Callable[[], Any] | None:
+        """A call of this setting, if it works and is right."""
+        call = functools.partial(net, self._x, self._y, choice, precision)
+        self._stage.poison(self._y)
+        try:
+            call()
+            self._stage.synchronise()
+        except Exception as error:  # too much shared memory, too many registers: each its own exception
+            self._failed = UnavailableError(f"triton does not work here: {why(error)}")
+            return None
+        right = self._right.float()
+        if not (self._y.float() - right).abs().max() <= NEAR * right.abs().max():  # a NaN is wrong
+            self._failed = UnavailableError(f"triton is wrong with {choice}")
+            return None
+        return call
+
+    def try_all(self, choices: Sequence[Choice], net: TritonMlp, precision: str) -> None:
+        for choice in choices:
+            if self.ms and self.is_over:
+                return
+            call = self.call(net, choice, precision)
+            if call is not None:
+                graph = self._stage.record(call, CALLS)
+                self.ms[choice] = statistics.median(self._stage.ms(graph) for _ in range(TRIALS))
+
+    def ranking(self) -> list[Choice]:
+        """The fastest first."""
+        if not self.ms:
+            raise self._failed
+        return sorted(self.ms, key=lambda choice: self.ms[choice])
+
+
+def best_settings(
+    search: Search,
+    nets: Sequence[TritonMlp],
+    precisions: Sequence[str],
+    first: Sequence[Choice],
+    around: Callable[[Choice], Sequence[Choice]] | None,
+) -> Variants:
+    """The best settings found, with each precision and each way to read columns there is time for.
+
+    nets    the same network, with its columns padded in different ways
+    first   settings to try
+    around  those near the best of them; None: they are what is left of an earlier search
+    """
+    search.try_all(first, nets[0], precisions[0])
+    if around is not None:
+        search.try_all(around(search.ranking()[0]), nets[0], precisions[0])
+    made: dict[str, Forward] = {}
+    for choice, precision, net in itertools.product(search.ranking()[:FINALISTS], precisions, nets):
+        if made and search.is_over:
+            break
+        call = search.call(net, choice, precision)
+        if call is not None:
+            columns = f"{net.KA}+{net.KB}" if net.KB else str(net.KA)
+            name = f"{choice}, {columns} columns{', 3xTF32' if precision == 'tf32x3' else ''}"
+            made[name] = Forward(call, eager=False)  # a launch from Python often outlasts the run
+    return made

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from onchip.cache import cache_dir
-from onchip.runtime.cpu.backend import backend as cpu
+from onchip.runtime.cpu import backend as cpu
 
 SRC = Path(__file__).parent.parent / "src"
 KERNEL_FOLDERS = (SRC / "onchip" / "kernels" / "cuda", SRC / "onchip" / "ladders" / "cuda")

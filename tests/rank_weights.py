@@ -5,7 +5,7 @@ import sys
 
 from onchip.errors import KernelError
 from onchip.plan.kernel import Job
-from onchip.runtime.cpu.backend import weights as cpu_weights
+from onchip.runtime.cpu import weights as cpu_weights
 from onchip.runtime.distributed import ranks
 from onchip.runtime.placement import plan
 from text_networks import text_network

@@ -14,7 +14,7 @@ from onchip.bench.cases import backprop, decode, digits, training
 from onchip.bench.command import run_benchmarks
 from onchip.bench.frame import Case, Ready, UnavailableError, run_cases
 from onchip.bench.options import Options, parse_counts
-from onchip.bench.peers.cpu import torch_training
+from onchip.bench.peers import torch_training
 from onchip.cli.bench import bench
 from onchip.errors import FormatError, InputError
 from onchip.kernels.training import bytes_of

@@ -21,7 +21,7 @@ from onchip.bench.cases.inference import YARDSTICK
 from onchip.bench.frame import Reporter, UnavailableError, run_cases
 from onchip.bench.gpu_clock import CALLS, Forward, fastest
 from onchip.bench.options import Options
-from onchip.bench.peers.cpu import gpu as gpu_peers
+from onchip.bench.peers import gpu as gpu_peers
 from onchip.bench.peers.dense import dense_layers
 from onchip.bench.peers.gpu import Allowance, GpuTask
 from onchip.errors import InputError, PlanError

@@ -12,8 +12,8 @@ from onchip.bench.cases import faces, gpu_host, gpu_inference, sentiment, sentim
 from onchip.bench.cases.sentiment_rows import Truths, exact_truth, random_ids, zipf_ids
 from onchip.bench.frame import run_cases
 from onchip.bench.options import Options
-from onchip.bench.peers.cpu import faces as faces_peers
-from onchip.bench.peers.cpu import sentiment as sentiment_peers
+from onchip.bench.peers import faces as faces_peers
+from onchip.bench.peers import sentiment as sentiment_peers
 from onchip.bench.peers.gpu import GpuTask
 from onchip.kernels import reference
 from onchip.measure.pace import Pace

@@ -13,7 +13,7 @@ from onchip.bench.cases.gpu_training import SteadyFit, epoch_jobs, together_case
 from onchip.bench.cases.training import TrainingCase
 from onchip.bench.frame import UnavailableError, run_cases
 from onchip.bench.options import Options
-from onchip.bench.peers.cpu import gpu_training as gpu_training_peers
+from onchip.bench.peers import gpu_training as gpu_training_peers
 from onchip.bench.peers.gpu import Allowance
 from onchip.errors import PlanError
 from onchip.measure import truth

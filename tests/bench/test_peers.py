@@ -8,7 +8,7 @@ from layer_cases import network as layer_network
 from layer_cases import random_inputs
 from onchip.bench.cases.inference import Task
 from onchip.bench.frame import UnavailableError
-from onchip.bench.peers.cpu import cpu as peers
+from onchip.bench.peers import cpu as peers
 from onchip.bench.peers.frameworks.torch_network import FORMS
 from onchip.kernels import reference
 from onchip.measure.truth import Truth

@@ -17,8 +17,8 @@ from onchip.bench.cases.gpu_inference import GpuJob, gpu_cases
 from onchip.bench.cases.inference import PEER_SLACK, Task
 from onchip.bench.frame import Reporter, UnavailableError, run_cases
 from onchip.bench.options import Options
-from onchip.bench.peers.cpu import cpu as peers
-from onchip.bench.peers.cpu import gpu as gpu_peers
+from onchip.bench.peers import cpu as peers
+from onchip.bench.peers import gpu as gpu_peers
 from onchip.bench.report.results import Row
 from onchip.kernels import reference
 from onchip.measure.pace import Pace

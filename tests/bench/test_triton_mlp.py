@@ -10,7 +10,7 @@ import pytest
 import onchip.bench
 from checks import random_mlp, rows
 from onchip.bench.frame import UnavailableError
-from onchip.bench.peers.cpu import gpu as gpu_peers
+from onchip.bench.peers import gpu as gpu_peers
 from onchip.bench.peers.dense import dense_layers
 from onchip.kernels import reference
 from torch_stage import CpuTorchStage

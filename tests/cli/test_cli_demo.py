@@ -11,7 +11,7 @@ from onchip.network.build import mlp
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.cpu.backend import backend as cpu
+from onchip.runtime.cpu import backend as cpu
 from onchip.runtime.placement import kernels_for
 from onchip.workloads.demo import plan_beside
 

@@ -176,7 +176,7 @@ def test_a_forged_chunk_is_run_again(resume, left):
 def test_the_plan_is_that_of_the_rates_of_that_day(resume, left, monkeypatch):
     """Other rates since then: the plan is made again with those that it was made with."""
     from onchip.runtime import placement
-    from onchip.runtime.cpu.backend import backend as cpu
+    from onchip.runtime.cpu import backend as cpu
 
     here = cpu.this_cpu()
     slower = cpu.Device(**{**vars(here), "flops": {"fp32": here.flops["fp32"] / 7}, "bandwidth": here.bandwidth * 3})

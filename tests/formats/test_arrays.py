@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from onchip.errors import FormatError, InputError, OnchipError, OutputError, ShapeError
+from onchip.formats.arrays import row_files as arrays
 from onchip.formats.arrays.row_files import NpyWriter, map_npy, open_flat_rows, open_rows
-from onchip.formats.arrays.row_files import row_files as arrays
 from onchip.network.types import numpy_dtype
 
 SETTINGS = settings(max_examples=80)

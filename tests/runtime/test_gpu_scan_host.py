@@ -8,7 +8,7 @@ import pytest
 
 import onchip
 from fake_cuda import fake_gpu
-from onchip.kernels.cuda.scan.scan import scan as kernels
+from onchip.kernels.cuda.scan import scan as kernels
 from onchip.network.scan_op import ScanOp
 from onchip.runtime import scan as scan_module
 from onchip.runtime.arrays.adapters import DlpackArrays

@@ -111,7 +111,7 @@ def test_no_gpu_is_said():
 
 @pytest.mark.parametrize(("kernel", "axis"), [("scan_rows", 1), ("scan_columns", 0)])
 def test_the_threads_that_are_asked_for(monkeypatch, kernel, axis):
-    from onchip.kernels.cpu.scan.scan import scan as kernels
+    from onchip.kernels.cpu.scan import scan as kernels
 
     asked = []
     monkeypatch.setattr(kernels, kernel, lambda x, y, how, threads: asked.append(threads))

@@ -8,8 +8,8 @@ import pytest
 import onchip
 from checks import assert_error_within
 from onchip.kernels import reference
+from onchip.kernels.cpu.scan import scan as module
 from onchip.kernels.cpu.scan.scan import PIECE, ScanAlone, scan_columns, scan_rows
-from onchip.kernels.cpu.scan.scan import scan as module
 from onchip.kernels.cpu.scan.segments import SEGMENT
 from onchip.kernels.cpu.scan.short_scan import MOST_NUMBERS
 from onchip.kernels.reference.scan import scan

@@ -22,7 +22,7 @@ from onchip.kernels.cpu.compiler.machine_code import _target_machine
 from onchip.kernels.cpu.conv.operation import _PARTS, Call, _words
 from onchip.kernels.vectors import VECTOR_BYTES
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(__file__).parents[4] / "src"
 
 RUN = """\
 import numpy as np, onchip

@@ -13,7 +13,7 @@ from onchip.kernels import reference
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Linear, ReLU, Reshape, Softmax
 from onchip.network.types import TensorType
-from onchip.runtime.cpu.backend import quick_call
+from onchip.runtime.cpu import quick_call
 from onchip.runtime.engine import Engine, compile
 
 

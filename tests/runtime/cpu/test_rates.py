@@ -2,7 +2,7 @@
 
 import pytest
 
-from onchip.runtime.cpu.backend import backend as cpu
+from onchip.runtime.cpu import backend as cpu
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import run_claim
-from kernels.test_conv_last import CASES, SMALL, exact, generator, images, network
+from kernels.cuda.conv.test_last_layer import CASES, SMALL, exact, generator, images, network
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.conv.direct import Geometry

@@ -33,7 +33,7 @@ from onchip.network.types import TensorType
 from onchip.runtime.cpu.backend import core_count
 from onchip.runtime.engine import compile
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(__file__).parents[4] / "src"
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels.test_conv_wgmma import conv_inside, weight
+from kernels.cuda.conv.test_sm90 import conv_inside, weight
 from onchip.kernels.cuda import KERNELS
 from onchip.network.io import with_io
 from onchip.network.layers import Conv2d, ConvTranspose2d, ReLU

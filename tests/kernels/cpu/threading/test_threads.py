@@ -19,7 +19,7 @@ from onchip.kernels.cpu.threading import threads
 from onchip.kernels.cpu.threading.threads import Spare, run_pieces, start_helpers
 from onchip.runtime.engine import compile
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(__file__).parents[4] / "src"
 
 
 @compiled()

@@ -23,7 +23,7 @@ from onchip.runtime.cpu.backend import core_count
 from onchip.runtime.engine import compile
 from python_calls import python_calls
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(__file__).parents[4] / "src"
 
 
 def fused(net, **options):
@@ -113,7 +113,7 @@ def test_threads_share_a_group_after_the_other():
     code = (
         "import numpy as np, onchip\n"
         "from onchip.kernels.cpu.conv import fused; from onchip.runtime.cpu import backend as cpu\n"
-        "from test_image_scratch import deep\n"
+        "from test_scratch import deep\n"
         "cpu.core_count, cpu._l2_bytes, fused._SHARED_FLOP = lambda: 4, lambda: 96 << 10, -1\n"
         "net = deep()\n"
         "x = np.random.default_rng(1).standard_normal((3, 3, 24, 24), dtype=np.float32)\n"
@@ -122,7 +122,7 @@ def test_threads_share_a_group_after_the_other():
         "assert facts.images > 3 and facts.scratch.parts[0].group == 1 < facts.scratch.parts[-1].group\n"
         "print(all(np.array_equal(four(x[:B]), one(x[:B])) for B in (1, 2, 3)))\n"
     )
-    here = Path(__file__).parent
-    environment = os.environ | {"PYTHONPATH": f"{SRC}:{here}:{here.parent}"}
+    here, tests = Path(__file__).parent, Path(__file__).parents[3]
+    environment = os.environ | {"PYTHONPATH": f"{SRC}:{here}:{tests}"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "True", done.stderr

@@ -10,7 +10,7 @@ import pytest
 from onchip.errors import KernelError
 from onchip.network.recipe import materialise
 from onchip.plan.scale_out import pays_to_exchange
-from onchip.runtime.cpu.backend import weights as cpu_weights
+from onchip.runtime.cpu import weights as cpu_weights
 from onchip.runtime.cpu.weights import large_weights, make_weights, who_makes
 from onchip.runtime.distributed.ranks import OneRank, rank_threads
 from rank_weights import digest, text_plan
@@ -92,7 +92,7 @@ def test_ranks_that_cannot_share_memory_make_their_own(monkeypatch, capsys):
 @needs_mpi
 def test_real_ranks_share_memory():
     """Four, on two machines that are one: shared, exchanged, and an error that all raise."""
-    program = Path(__file__).parents[1] / "rank_weights.py"
+    program = Path(__file__).parents[2] / "rank_weights.py"
     ran = subprocess.run(
         [find_mpiexec(), "-n", "4", sys.executable, program], env=ENV, capture_output=True, text=True,
         check=False,

@@ -9,7 +9,7 @@ from onchip.kernels import reference
 from onchip.network.graph import Network, Node
 from onchip.network.layers import LSTM, Add, GlobalMax, LayerNorm, Linear, Mul, ReLU, Slice, Tanh
 from onchip.network.types import TensorType
-from onchip.runtime.cpu.backend import chunks
+from onchip.runtime.cpu import chunks
 
 
 def several_groups() -> Network:

@@ -9,7 +9,7 @@ import onchip
 from checks import rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import run_claim
-from kernels.test_conv_wgmma import (
+from kernels.cuda.conv.test_sm90 import (
     EPS,
     claim_of,
     compile_alone,

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import onchip.kernels.cuda
 from fake_cuda import FakeDriver, Launched, fake_gpu
 from onchip.kernels.cuda.common.program import Program
 from onchip.runtime.cuda import gpu as gpu_module
@@ -156,6 +157,15 @@ class Kernel:
 
 
 kernel_of = functools.cache(Kernel)  # g++ takes longer than the kernel
+
+
+def copy_headers(folder: Path) -> None:
+    """Every header of kernels/cuda, by its path there: for a kernel that a test writes."""
+    root = Path(onchip.kernels.cuda.__file__).parent
+    for header in root.rglob("*.cuh"):
+        target = folder / header.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(header, target)
 
 
 def guarded_bytes(nbytes: int) -> tuple[int, np.ndarray]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 
 import numpy as np
 import pytest
 
 from checks import random_mlp, rows
-from emulated_cuda import kernel_of
+from emulated_cuda import copy_headers, kernel_of
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.program import Program, Steps
@@ -264,8 +263,7 @@ def leave_out_a_block(monkeypatch, lowering_class):
 
 def bytes_of_room(source, room, folder):
     """What bytes() of this type says, compiled from a CUDA file in another folder."""
-    for header in source.parent.glob("*.cuh"):
-        shutil.copy(header, folder)
+    copy_headers(folder)
     told = folder / "tell.cu"
     told.write_text(
         f"{source.read_text()}\ntemplate <class R>\n__global__ void tell(int* to) {{ *to = R::bytes(); }}\n"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 
 import numpy as np
 import pytest
 
-from emulated_cuda import kernel_of, needs_gxx
+from emulated_cuda import copy_headers, kernel_of, needs_gxx
 from emulated_engine import emulate_device
 from onchip.errors import KernelError
 from onchip.kernels.chain import find_chain
@@ -141,8 +140,7 @@ def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(gpu):
     [(1, (5, 3, 2)), (2, (20, 53, 29, 17, 5)), (3, (20, 53, 32)), (1, (784, 320, 160, 10)), (4, (784, 320, 160, 10))],
 )
 def test_host_and_kernel_agree_on_shared_memory(own, widths, tmp_path):
-    for header in mlp_by_layers.SOURCE.parent.glob("*.cuh"):
-        shutil.copy(header, tmp_path)
+    copy_headers(tmp_path)
     source = tmp_path / "tell.cu"
     source.write_text(
         f"{mlp_by_layers.SOURCE.read_text()}\ntemplate <int PARTS, int OWN, int BATCH, int... W>\n"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 
 import numpy as np
 import pytest
 
 import emulated_cuda
 from checks import rows
-from emulated_cuda import FIND_RACES, kernel_of, needs_gxx
+from emulated_cuda import FIND_RACES, copy_headers, kernel_of, needs_gxx
 from emulated_engine import emulate_device
 from onchip.errors import KernelError
 from onchip.kernels.chain import find_chain
@@ -98,8 +97,7 @@ def test_emulated_blocks_train_on_bytes(blocks):
     [(16, 1, (5, 3, 2)), (16, 3, (20, 13, 7, 3)), (32, 5, (20, 53, 29, 17, 5)), (64, 40, (784, 320, 160, 10))],
 )
 def test_host_and_kernel_agree_on_shared_memory(rows, blocks, widths, is_bytes, tmp_path):
-    for header in mlp_resident.SOURCE.parent.glob("*.cuh"):
-        shutil.copy(header, tmp_path)
+    copy_headers(tmp_path)
     source = tmp_path / "tell.cu"
     source.write_text(
         '#include "train/resident/resident.cuh"\ntemplate <class X, int ROWS, int BLOCKS, int... W>\n'

@@ -27,7 +27,7 @@ test-all: $(VENV)/.test
 test-bounds:
 	$(PYTHON) tests/bounds.py $(BOUNDS)
 
-# Some of every room, in under a minute on two cores: what to run before a commit.
+# Tests of every package, in under a minute on two cores: what to run before a commit.
 quick: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(QUICK)
 

@@ -25,10 +25,10 @@ BEGIN, END = "<!-- layers:begin -->", "<!-- layers:end -->"
 
 # The files of network/layers, in words.
 FAMILIES = {
-    "linear": "products", "matmul": "", "conv": "convolutions", "pool": "pools and reductions",
-    "norm": "norms", "activation": "activations", "function": "functions of a number", "combine": "two values or more",
-    "embedding": "tables of ids", "recurrent": "recurrent", "shape": "shapes", "select": "choosing places",
-    "resize": "", "scan": "running totals", "argument": "places of the largest", "cast": "other numbers", "pixels": "",
+    "linear": "matrix products", "matmul": "", "conv": "convolutions", "pool": "pools and reductions",
+    "norm": "norms", "activation": "activations", "function": "elementwise functions", "combine": "arithmetic, comparison, concatenation",
+    "embedding": "embeddings", "recurrent": "recurrent", "shape": "shapes", "select": "indexing and resizing",
+    "resize": "", "scan": "prefix sums", "argument": "argmax and top-k", "cast": "casts", "pixels": "",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""CUDA's kernels, in the order in which the planner asks them. Nothing here needs a GPU."""
+"""CUDA kernels, in the order in which the planner queries them. Nothing here needs a GPU."""
 
 from onchip.kernels.cuda.attention.fused import AttentionFused
 from onchip.kernels.cuda.conv.depthwise import DepthwiseAlone

@@ -1,22 +1,16 @@
-// attention/fused.cu: y = softmax(scale q k^T + shift) v of short sequences on the tensor cores of every chip, in one launch.
+// attention/fused.cu: y = softmax(scale q k^T + shift) v of short sequences, one launch, mma.sync.
 //
-// Idea    A warp has 16 queries of a head and all keys: their scores stay in its registers, from the first product by way
-//         of the softmax to the second, since what mma.sync makes is what it takes. Operands come to registers straight
-//         from memory, each number once a warp, warps of a head find them in L1; nobody waits for anybody. Numbers of q
-//         and k may meet in any order, so a lane reads neighbours; a key's numbers of v, too, for two blocks of columns
-//         at once, of which a lane then has four neighbours of y. Heads lie wherever the moves before and behind have
-//         them: four strides each.
-// Floor   Bytes of q, k, v and y: 4,096 rows of 4 heads of 32 x 16 in float32: 134 MB / 4.8 TB/s = 28 us; 2 * 1.07 Gflop
-//         as three products of tf32 / 494 Tflop/s = 13 us.
-// Order   A score's sum runs over the head's numbers, STEP an instruction, those of y over the keys; of float32, they are
-//         added to a total every 32 terms. The sum of a row of exponentials: keys 8 j + 2 q, + 1 in order, of four lanes
-//         in pairs. The whole sum divides y. Nothing depends on the number of rows.
-// Layout  q (Sq, D), k (Sk, D), v (Sk, V), y (Sq, V) of each head by strides; shift (heads or 1, Sq, Sk) in float32, or
-//         none.
-// Shared  None.
-// Limits  Sk <= KEYS, D and V <= WIDTH, any Sq; KEYS 16 to 128, WIDTH 16 to 64. IS_WHOLE: D and V are WIDTH, and numbers
-//         lie side by side, four of them aligned. float32, float16 or bfloat16 in memory; sm_80 up. In fp32, what meets
-//         an infinity is a NaN.
+// Idea    A warp owns 16 queries of one head and all its keys. The scores stay in registers: the accumulator layout of
+//         mma.sync matches its A operand, so the softmax output feeds the second gemm directly. Warps load operands
+//         straight from global memory; warps of the same head hit L1. No block-wide synchronisation.
+//         K order is free in both gemms, so each lane loads contiguous elements of q and k, and stores 4 of y.
+// Floor   Bytes of q, k, v and y: 4,096 rows of 4 heads of 32 x 16 in float32: 134 MB / 4.8 TB/s = 28 us;
+//         2 * 1.07 Gflop as 3xTF32 / 494 Tflop/s = 13 us.
+// Order   STEP elements per mma. In fp32 a fresh accumulator starts every 32 K elements. A lane sums exponentials of
+//         keys 8 j + 2 q, + 1 in order, then 4 lanes reduce pairwise; y is scaled last. Independent of B.
+// Layout  q (Sq, D), k (Sk, D), v (Sk, V), y (Sq, V) per head, by strides; shift (heads or 1, Sq, Sk) float32 or null.
+// Limits  Sk <= KEYS, D and V <= WIDTH, any Sq; KEYS 16 to 128, WIDTH 16 to 64. IS_WHOLE: D = V = WIDTH, contiguous,
+//         every 4 elements aligned. float32, float16, bfloat16; sm_80 up. In fp32 infinities become NaN.
 #include "common/activation.cuh"
 #include "mma/fragments.cuh"
 
@@ -24,19 +18,18 @@ constexpr int ROWS = 16, WARPS = 4;
 
 __device__ __forceinline__ float below_all() { return __uint_as_float(0xff800000u); }  // minus infinity
 
-// Where the numbers of a head are, counted in numbers: the first of all, then from row to row of the batch, from head to
-// head, along the sequence, and along a head's numbers.
+// Offset and strides of a head, in elements: base offset; strides over batch rows, heads, sequence positions, elements.
 struct Heads {
     long long first, row, head, step, each;
 };
 struct Sizes {
-    long long count;             // heads of all rows
-    int heads, Sq, Sk, D, V;     // of a row; queries, keys; numbers of a query, of a value
-    int shift_head;              // from head to head of the shift: 0 where all have the same
+    long long count;             // heads of all batch rows
+    int heads, Sq, Sk, D, V;     // heads per batch row; queries, keys; elements per query, per value
+    int shift_head;              // head stride of shift: 0 if all heads share it
     Heads q, k, v, y;
 };
 
-// N neighbours of a row, of which `left` are there.
+// Loads N elements of a row; elements from `left` on are zero.
 template <int N, bool IS_WHOLE, class T>
 __device__ __forceinline__ void read_several(float (&v)[N], const T* from, long long each, int left) {
     if constexpr (IS_WHOLE) {
@@ -51,7 +44,7 @@ __device__ __forceinline__ void read_several(float (&v)[N], const T* from, long 
     }
 }
 
-// Of a warp's rows g and g + 8: over the four lanes that share them.
+// Reduce over the four lanes that share rows g and g + 8 of a warp's tile.
 __device__ __forceinline__ float largest(float v) {
     v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
     return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
@@ -84,7 +77,8 @@ attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict_
         for (int s = 0; s < STEPS; ++s) {
             const int d = s * STEP + w * PAIR;
             float several[PAIR];
-            read_several<PAIR, IS_WHOLE>(several, from + d * sizes.q.each, sizes.q.each, mine < sizes.Sq ? sizes.D - d : 0);
+            read_several<PAIR, IS_WHOLE>(several, from + d * sizes.q.each, sizes.q.each,
+                                         mine < sizes.Sq ? sizes.D - d : 0);
             if constexpr (PAIR == 4) {
                 queries[s].set(half, several[0], several[1]), queries[s].set(half + 2, several[2], several[3]);
             } else {
@@ -104,7 +98,8 @@ attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict_
         for (int s = 0; s < STEPS; ++s) {
             const int d = s * STEP + w * PAIR;
             float several[PAIR];
-            read_several<PAIR, IS_WHOLE>(several, from + d * sizes.k.each, sizes.k.each, key < sizes.Sk ? sizes.D - d : 0);
+            read_several<PAIR, IS_WHOLE>(several, from + d * sizes.k.each, sizes.k.each,
+                                         key < sizes.Sk ? sizes.D - d : 0);
             Words<P, 2> keys;
             if constexpr (PAIR == 4) keys.set(0, several[0], several[1]), keys.set(1, several[2], several[3]);
             else keys.set(0, several[0]), keys.set(1, several[1]);
@@ -141,7 +136,7 @@ attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict_
 
 #pragma unroll
     for (int n = 0; n < WIDTH; n += 16) {
-        float even[4] = {}, odd[4] = {}, evens[4] = {}, odds[4] = {};  // columns n + 2 c and n + 2 c + 1, as block c has them
+        float even[4] = {}, odd[4] = {}, evens[4] = {}, odds[4] = {};  // columns n + 2 c and n + 2 c + 1
 #pragma unroll
         for (int s = 0; s < KEY_STEPS; ++s) {
             Words<P, 4> weights;

@@ -1,4 +1,4 @@
-"""Attention over short sequences on a GPU: the host side of attention/fused.cu."""
+"""Fused attention over short sequences: host side of attention/fused.cu."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-ROWS, WARPS = 16, 4  # queries of a warp; warps of a block
-KEYS, WIDTHS = (16, 32, 64, 128), (16, 32, 64)  # that there are instances for
-RATE = 0.15  # of the tensor cores', where operands come from L1; measured, 4,096 rows of 4 heads of 32 x 16 in fp32
+ROWS, WARPS = 16, 4  # queries per warp; warps per block
+KEYS, WIDTHS = (16, 32, 64, 128), (16, 32, 64)  # compiled instances
+RATE = 0.15  # of tensor core peak, operands from L1; measured: 4,096 rows of 4 heads of 32 x 16, fp32
 MOST_BLOCKS = 2**31 - 1
 
 
@@ -50,12 +50,12 @@ class AttentionLowering:
 
     precision: str
     dtype: str
-    sizes: tuple[int, int, int, int, int]  # heads of a row, Sq, Sk, D, V
+    sizes: tuple[int, int, int, int, int]  # heads per row, Sq, Sk, D, V
     views: tuple[Heads, Heads, Heads, Heads]  # of q, k, v and y
-    inputs: tuple[int, int, int]  # which inputs q, k and v are
-    row_sizes: tuple[int, ...]  # numbers of a row of each
+    inputs: tuple[int, int, int]  # input indices of q, k and v
+    row_sizes: tuple[int, ...]  # elements per row of each
     has_scale: bool
-    shifts: int  # 0: none; 1: the same for all heads; else one for each
+    shifts: int  # 0: none; 1: shared by all heads; else one per head
 
     @property
     def instance(self) -> tuple[int, int]:
@@ -65,7 +65,7 @@ class AttentionLowering:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every four neighbours are there, and lie side by side at a multiple of their size."""
+        """Whether heads are full width, contiguous and aligned to 4 elements, so that loads need no mask."""
         numbers = [n for view in self.views for n in (view.first, view.head, view.step)] + list(self.row_sizes)
         is_wide = all(size == self.instance[1] for size in self.sizes[3:])
         return is_wide and all(view.each == 1 for view in self.views) and not any(n % 4 for n in numbers)
@@ -101,7 +101,7 @@ class AttentionFused:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """From any of the moves in front of it on, where nobody else reads what they make."""
+        """Claims may start at any layout node before the first gemm whose output only the attention reads."""
         if job.is_training or device.arch not in ARCHITECTURES:
             return
         found = find_attention(net, start)
@@ -154,7 +154,7 @@ def _claim(net: Network, found: Attention, job: Job) -> Claim:
 
 @recipe_op
 def product_of(*scales: Array) -> Array:
-    """Of weights of one number each: (1,)."""
+    """Product of single-element weights: (1,)."""
     return np.asarray(math.prod(float(scale.reshape(())) for scale in scales)).reshape(1)
 
 

@@ -1,8 +1,8 @@
-"""Finding attention in a network: two products, a softmax in between, and the moves around them that need no memory.
+"""Match attention in a network: two gemms, the softmax between them, and the layout nodes around them.
 
-    softmax(q k^T) v   as   MatMul(q, k) [-> Mul(number)] [-> Add(constant)] -> Softmax -> MatMul(., v) [-> Permute]
+    softmax(q k^T) v   as   MatMul(q, k) [-> Mul(scalar)] [-> Add(constant)] -> Softmax -> MatMul(., v) [-> Permute]
 
-q, k and v are values, or heads of values: what Slices, Reshapes, Permutes and a Mul with one number make of them.
+q, k and v are values, or strided views of values through Slice, Reshape, Permute and a Mul by a scalar.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from onchip.kernels.cuda.common.strides import Heads, View
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, MatMul, Mul, Permute, Reshape, Slice, Softmax
 
-MOST_NODES = 64  # that are looked at from one on: long runs of moves lead nowhere
+MOST_NODES = 64  # search limit from `start`: long chains of layout nodes hold no attention
 
 
 @dataclass(frozen=True)
 class Attention:
-    """q (heads, Sq, D), k (heads, Sk, D), v (heads, Sk, V) -> y (heads, Sq, V), of a row."""
+    """q (heads, Sq, D), k (heads, Sk, D), v (heads, Sk, V) -> y (heads, Sq, V), per batch row."""
 
     nodes: tuple[Node, ...]
     front: tuple[int, ...]  # axes of heads
@@ -34,12 +34,12 @@ class Attention:
     k: Heads
     v: Heads
     y: Heads
-    scales: tuple[str, ...]  # weights of one number each
-    shift: str | None  # a weight (.., Sq, Sk) that is added to scores, or stretches to that
+    scales: tuple[str, ...]  # single-element weights
+    shift: str | None  # weight added to the scores; broadcasts to (.., Sq, Sk)
 
 
 def find_attention(net: Network, start: int) -> Attention | None:
-    """The attention that begins at net.nodes[start], with all moves from there on; None if none does."""
+    """The attention that starts at net.nodes[start], layout nodes included; None if there is none."""
     nodes, roles = _walk(net, start)
     if roles is None or not is_closed(net, list(nodes)):
         return None
@@ -52,7 +52,7 @@ def find_attention(net: Network, start: int) -> Attention | None:
         view.heads(last[:-2], *matrix) for view, matrix in zip(views, ((-2, -1), (-1, -2), (-2, -1)), strict=True)
     )
     row = made = np.empty(net.types[nodes[-1].name].row_shape, np.int8)
-    if nodes[-1] is not second:  # the Permute backwards: where numbers of the product's matrices go
+    if nodes[-1] is not second:  # invert the Permute: where elements of the second gemm are stored
         layer = nodes[-1].layer
         assert isinstance(layer, Permute)
         made = made.transpose(np.argsort([axis - 1 for axis in layer.axes[1:]]))
@@ -66,10 +66,10 @@ def find_attention(net: Network, start: int) -> Attention | None:
 
 
 def _walk(net: Network, start: int) -> tuple[tuple[Node, ...], tuple[Node, Node, list[Node]] | None]:
-    """The run of nodes, and of these both products, and what happens to scores in between."""
+    """The chain of nodes; of these the first gemm, the second gemm, and the nodes on the scores between them."""
     nodes: list[Node] = []
     product: Node | None = None
-    scores: list[Node] = []  # behind the first product
+    scores: list[Node] = []  # after the first gemm
     for node in net.nodes_from(start):
         if len(nodes) == MOST_NODES:
             break
@@ -106,7 +106,7 @@ def _acts_on_scores(net: Network, node: Node, scores: Sequence[Node]) -> bool:
 
 
 def _is_scale(net: Network, node: Node) -> bool:
-    """Whether it multiplies a value by one number."""
+    """Whether it multiplies a value by a scalar."""
     if not isinstance(node.layer, Mul) or len(node.inputs) != 1 or net.types[node.name] != net.types[node.inputs[0]]:
         return False
     return int(np.prod(net.weights[node.weights["constant"]].shape, dtype=int)) == 1

@@ -1,28 +1,27 @@
-// conv/depthwise.cu: convolutions in which every channel of y is made of one channel of x. Sizes are run-time values.
+// conv/depthwise.cu: depthwise convolution with a fused activation. Sizes are run-time values.
 //
-// Idea    A thread makes Q x U x V outputs (common/window.cuh). Windows of a few common sizes are unrolled, with the weights
-//         in registers: a thread's numbers are on their way at once, each is read once for all its windows. Any other
-//         is a loop over the rows and their taps: a weight is read for U outputs, a number for Q x U of them. An
-//         activation that follows comes along.
-// Floor   Every number is read once and written once: 1024 x 64 x 32 x 32 floats are 2 x 268 MB / 4.8 TB/s = 112 us.
-//         3 x 3 taps of them are 1.2 Gflop, 18 us.
-// Order   A sum runs over its taps, the last axis fastest, by multiply-adds that start from zero; every PART taps it is
-//         added to a total. Then comes the bias. The same as in conv/direct.cu, of which this is a case.
-// Layout  x (B, C, H, W) and y (B, N, HO, WO), N a multiple of C; or both with channels last: then a thread takes four
-//         or two channels where N is C and they divide it. Signals are images whose rows are those of the batch. w in
-//         rows (N, taps), with channels last (taps, N); bias (N) or none.
-// Shared  None: neighbours find what they share in L1.
-// Limits  Any geometry; up to 2^31 numbers a row, 2^28 along an axis; x and y float32, float16 or bfloat16, w and bias
-//         float32; or all float64, without an activation; sm_80 up.
+// Idea    A thread computes Q x U x V outputs (common/window.cuh). Common window sizes are unrolled with the weights in
+//         registers: all loads of a thread are in flight at once, and each element is loaded once for all its windows.
+//         Other sizes loop over rows and taps: a weight is loaded per U outputs, an element per Q x U.
+// Floor   One read and one write per element: 1024 x 64 x 32 x 32 floats are 2 x 268 MB / 4.8 TB/s = 112 us; 3 x 3 taps
+//         of them are 1.2 Gflop, 18 us.
+// Order   fma over the taps, last axis fastest, from zero; every PART taps the sum is added to a total. Then the bias.
+//         The same as in conv/direct.cu, of which this is a special case.
+// Layout  x (B, C, H, W) and y (B, N, HO, WO), N a multiple of C; or both NHWC, with V = 4 or 2 channels per thread if
+//         N = C is a multiple of V. 1D signals are images whose rows are batch rows. w (N, taps), NHWC: (taps, N); bias
+//         (N) or nullptr.
+// Shared  None: threads share loads through L1.
+// Limits  Any geometry; up to 2^31 elements per image, 2^28 along an axis; x, y float32, float16 or bfloat16 with w,
+//         bias float32; or all float64 without an activation; sm_80 up.
 #include "common/epilogue.cuh"
 #include "common/window.cuh"
 
-constexpr int PART = 128;  // terms of a sum; longer ones are sums of sums
+constexpr int PART = 128;  // K elements per partial sum
 
-// Out of line: a thread has many sums, and a copy for each would be most of the kernel.
+// Not inlined: a thread has many outputs, and a copy for each would dominate the code size.
 __device__ __noinline__ float activate(float v, const Activation activation) { return activation(v); }
 
-// The weights of V channels: of a few taps in registers, or of any in memory.
+// Weights of V channels: in registers for small windows, else in global memory.
 template <class Number, int V, int KH, int KW>
 struct HeldWeights {
     Number held[KH * KW][V];
@@ -41,7 +40,7 @@ template <class Number, int V>
 struct HeldWeights<Number, V, 0, 0> {
     const Number* weights;
     const long long N;
-    const int taps;  // along w
+    const int taps;  // taps per row
 
     __device__ __forceinline__ HeldWeights(const Number* weights, long long N, int taps)
         : weights(weights), N(N), taps(taps) {}
@@ -49,7 +48,7 @@ struct HeldWeights<Number, V, 0, 0> {
     __device__ __forceinline__ void load(int k, Number (&weight)[V]) const { load_neighbours(weights + k * N, weight); }
 };
 
-// The sums of a thread. HAS_PARTS: of more than PART taps.
+// A thread's accumulators. HAS_PARTS: more than PART taps.
 template <class Number, int V, int U, int Q, bool HAS_PARTS, class Weights>
 struct Convolved {
     Number sums[Q][U][V] = {}, totals[HAS_PARTS ? Q : 1][U][V] = {};
@@ -97,9 +96,8 @@ struct Convolved {
     }
 };
 
-// KH, KW, SH, SW: the window and its steps, its taps side by side. KH = 0: any window, by KW taps at a time, and SW = 1
-// where it slides.
-// each  channels of y made of one of x
+// KH, KW, SH, SW: window and strides, no dilation. KH = 0: any window, KW taps at a time, and SW = 1 for stride 1.
+// each  output channels per input channel
 template <class T, bool HAS_PARTS, class Index, bool IS_LAST, int V, int U, int Q, int P, int LEAD, int KH, int KW,
           int SH, int SW>
 __global__ void __launch_bounds__(WINDOW_THREADS, U * Q * V > 16 || IS_LAST && V > 1 ? 2 : 3)
@@ -115,7 +113,7 @@ depthwise(const T* x, const wide_t<T>* weights, const wide_t<T>* bias, T* y, con
     const int h0 = mine.ho * (KH ? SH : h.stride) - h.before, w0 = mine.wo * w.stride - w.before;
     const u32 n = mine.channel, c = quotient(n, each);
     const T* from = x + mine.image * all.from.image + c * all.from.channel + h0 * all.from.row + w0 * column;
-    // With channels last the weights of a tap lie side by side, in rows those of a channel.
+    // NHWC: the weights of a tap are contiguous. NCHW: those of a channel.
     const int taps = (KH ? KH : h.taps) * (KH ? KW : w.taps);
     const long long N = IS_LAST ? all.channels.size * V : 1;
     weights += IS_LAST ? n : static_cast<long long>(n) * taps;
@@ -127,7 +125,7 @@ depthwise(const T* x, const wide_t<T>* weights, const wide_t<T>* bias, T* y, con
     if constexpr (KH > 0) walk<V, U, Q, P, LEAD, KH, KW, SH, SW>(view, h.size, w.size, made);
     else walk_any<SW == 1, KW, V, U, Q>(view, h, w, made);
 
-    // A ReLU is a Clip without an upper bound; both stand here, as most activations behind a convolution do.
+    // ReLU is a Clip without an upper bound. Both are inlined: most convolutions are followed by one of them.
     const bool is_clip = code == 1 || code == 3;
     const float low = code == 3 ? __uint_as_float(a_bits) : 0.0f;
     const float high = __uint_as_float(code == 3 ? b_bits : 0x7f800000);

@@ -1,4 +1,4 @@
-"""Depthwise convolutions on a GPU: the host side of conv/depthwise.cu."""
+"""Host side of conv/depthwise.cu: depthwise convolution."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")
 UNROLLED = ((3, 3, 1), (3, 3, 2), (5, 5, 1), (5, 5, 2), (1, 3, 1), (1, 5, 1))
 TOGETHER = (8, 4)
-PART = 128  # terms of a sum; longer ones are sums of sums, as conv's are
-# Shares of the device's fp32 rate: 5 x 5 in rows of float32 had 15.5 of an H200's 50.9 Tflop/s. Of a loop, which reads
-# its weights again and again, we expect less.
+PART = 128  # K elements per partial sum, as in conv/direct.cu
+# Shares of the device's fp32 rate: 5 x 5, NCHW, float32 reached 15.5 of an H200's 50.9 Tflop/s. LOOP_RATE is an
+# estimate: the loop reloads its weights.
 RATE, LOOP_RATE = 0.3, 0.2
-# Of a thread, whose taps come one after the other: a loop over 7 x 7 took 6 to 8 us with one image, 3 x 3 in line 0.3.
+# A thread's taps are serial: with one image a loop over 7 x 7 took 6 to 8 us, unrolled 3 x 3 took 0.3.
 TAP_US, LOOP_TAP_US = 0.03, 0.14
 
 
@@ -60,7 +60,7 @@ class DepthwiseLowering:
 
     @property
     def vector(self) -> int:
-        """Channels a thread, where they lie last: four, or as many as it holds the weights of."""
+        """Channels per thread in NHWC: four, or fewer if the weights would not fit in registers."""
         w = self.windows
         V = 1 if self.dtype == "float64" or w.C != w.N else 2 if math.prod(w.window[:2]) > 9 else 4
         return V if w.is_last and w.C % V == 0 else 1
@@ -81,10 +81,10 @@ class DepthwiseLowering:
 class DepthwiseAlone:
     name = "depthwise"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+    precisions = tuple(PRECISIONS)  # computes in float32 or float64
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """A convolution whose groups have one channel each, with its activation."""
+        """Claim a convolution with one channel per group, with its activation."""
         node = net.nodes[start]
         if not isinstance(node.layer, Convolution) or job.is_training:
             return
@@ -100,7 +100,7 @@ class DepthwiseAlone:
 
 
 def _claims(net: Network, nodes: tuple[Node, ...], device: Device) -> Iterator[Claim]:
-    """Of a convolution, and perhaps its activation: in rows, and with channels last."""
+    """A convolution and its optional activation, in NCHW and NHWC."""
     first, last = nodes[0], nodes[-1]
     value, made = first.inputs[0], last.name
     x, y = net.types[value], net.types[made]
@@ -130,14 +130,14 @@ def _windows(net: Network, node: Node, is_last: bool, device: Device) -> Windows
     (C, *sizes), (N, *counts) = (net.types[value].row_shape for value in (node.inputs[0], node.name))
     taps = net.weights[node.weights["weight"]].shape[2:]
     h, w = axes_of(node.layer, tuple(sizes), tuple(counts), taps)
-    # Not in float64: the weights of a window, and its sums, would take all registers.
+    # Not in float64: a window's weights and accumulators would take all registers.
     dtype = net.types[node.name].dtype
     unrolled = () if dtype == "float64" else UNROLLED
     return Windows(C, N, h, w, is_last, DTYPE_BYTES[dtype], unrolled, TOGETHER, device.units)
 
 
 def _recipes(net: Network, node: Node, is_last: bool, dtype: str) -> dict[str, Recipe]:
-    """The weights of a channel together, (N, 1, taps...), or, channels last, those of a tap, (taps..., 1, N)."""
+    """Weights as (N, 1, taps...) for NCHW, (taps..., 1, N) for NHWC."""
     name = node.weights["weight"]
     shape = net.weights[name].shape
     axes = (*range(2, len(shape)), 1, 0)

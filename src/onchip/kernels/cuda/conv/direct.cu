@@ -1,38 +1,29 @@
-// conv/direct.cu: convolutions and transposed convolutions over one or two axes, of any shape. Sizes are run-time values: a
-// network costs no compilation of its own.
+// conv/direct.cu: 1D and 2D convolution and transposed convolution of any shape (FFMA). Sizes are run-time values.
 //
-// Idea    conv_tile is a product without its matrix: a block makes BP places x BN channels of y; k runs over taps and
-//         channels, and slices of 16 go through shared memory, two buffers in turns. What a k and a place mean is
-//         worked out once, in two small tables: a number of x lies at the sum of two entries, and is 0 outside. The
-//         outputs of a transposed convolution whose places leave the same rest by the stride share their taps, every
-//         s-th one, so each such phase has tiles of its own and nothing is multiplied by an inserted zero.
-//         conv_narrow is for few channels of y, which would leave a tile empty: a thread makes four of them at four
-//         places, the weights of PART terms at a time lie in shared memory, and x is read where it lies. conv_direct, a
-//         thread an output, is for groups of very few channels.
-// Order   A sum runs over the taps of its phase and, for each, over the channels, by multiply-adds that start from
-//         zero; every PART terms it is added to a total. Then come the bias and the activation. The same in all kernels
-//         and in every tile: neither B nor the place of a row in it decides anything.
-// Floor   2 flop a term. 64 -> 64 channels, 3x3, 32x32 places, B = 256: 19.3 Gflop / 66.9 Tflop/s = 289 us; its 134 MB
-//         take 28 us. A thread's 8 x 4 sums read 12 numbers of shared memory for 32 multiply-adds, which keeps
-//         it well below the steady rate.
-// Layout  x (B, groups * C, H, W) or, by flags, with channels last; y likewise, by itself; each 16 B aligned. w of a
-//         convolution (taps..., C, groups * N), of a transposed one (taps..., groups * C, N); bias (groups * N) or none.
-//         Pairs of numbers are of the two axes; one axis is an image of one row.
-// Shared  2 * 16 * (BP + BN + 4) numbers, 24 B a place and 32 B a k: 28 672 B for 128 x 64; in float64 27 648 B for
-//         64 x 32. conv_narrow 4 * PART numbers.
-// Limits  x and y float32, float16 or bfloat16, w float32; or all float64; offsets in an image in 32 bits; sm_80 up.
+// Idea    conv_tile: implicit GEMM. A block computes BP output positions x BN channels; k runs over taps and channels
+//         in double-buffered slices of 16. A table per position and one per k sum to the address in x. A transposed
+//         convolution tiles each phase (output mod stride) separately: no inserted zero is multiplied. conv_narrow, for
+//         few channels of y: 4 channels x 4 positions per thread, PART rows of w staged at a time. conv_direct, for
+//         groups of very few channels: one output per thread.
+// Order   fma over the phase's taps, then channels, from zero, added to a total every PART elements. Then bias and
+//         activation. The same bits from all three kernels, for any tile and B.
+// Floor   2 flop per fma. 64 -> 64 channels, 3x3, 32x32, B = 256: 19.3 Gflop / 66.9 Tflop/s = 289 us; 134 MB: 28 us. A
+//         thread's 8 x 4 tile reads 12 elements of shared memory per 32 fma, which keeps it well below peak.
+// Layout  x (B, groups * C, H, W), y (B, groups * N, ...) or NHWC by flags, 16 B aligned. w (taps..., C, groups * N),
+//         transposed: (taps..., groups * C, N); bias (groups * N) or nullptr. int2 is (H, W); 1D is one row.
+// Shared  2 * 16 * (BP + BN + 4) elements, 24 B per position, 32 B per k: 28 672 B for 128 x 64. conv_narrow: 4 * PART.
+// Limits  x, y float32, float16 or bfloat16 with w float32, or all float64; 32-bit offsets in an image; sm_80 up.
 #include "common/epilogue.cuh"
 #include "common/accumulator.cuh"
 
-constexpr int DEPTH = 16;  // of a slice along k
-constexpr int PART = 128;  // terms of a sum; longer ones are sums of sums
-constexpr int NOWHERE = -(1 << 30);  // outside, whatever is added to it
+constexpr int DEPTH = 16;  // k per slice
+constexpr int PART = 128;  // K elements per partial sum
+constexpr int NOWHERE = -(1 << 30);  // out of bounds, whatever is added to it
 constexpr int DIRECT_THREADS = 256;
-constexpr int NARROW_THREADS = 256, NARROW = 4;  // channels, and places, of a thread
+constexpr int NARROW_THREADS = 256, NARROW = 4;  // channels, and positions, per thread
 enum Flag : u32 { TRANSPOSED = 1, X_LAST = 2, Y_LAST = 4 };
 
-// Along one axis, the outputs phase + phases * q: they read x at q * step + begin + j * move through tap
-// first + j * every, for j < count.
+// One axis: outputs phase + phases * q read x at q * step + begin + j * move through tap first + j * every, j < count.
 struct Axis {
     int first, count, begin, move;
 
@@ -46,7 +37,7 @@ struct Axis {
     }
 };
 
-// How an image lies: how far it is from one channel, row and column to the next.
+// Strides of an image: channel, row, column; and its size.
 struct Image {
     int channel, row, column, size;
 
@@ -55,8 +46,8 @@ struct Image {
           column(is_last ? channels : 1), size(channels * sides.x * sides.y) {}
 };
 
-// What a block makes: places of a phase from `first` on, channels of a group from `n` on. The blocks that read the same
-// places of x come one behind the other.
+// A block's tile: positions of a phase from `first` on, channels of a group from `n` on. Blocks that read the same
+// positions of x are adjacent.
 struct Block {
     int n, group;
     int2 phase;
@@ -72,17 +63,17 @@ struct Block {
     }
 };
 
-struct __align__(16) OutputPlace {  // an output: where its window begins
+struct __align__(16) OutputPlace {  // an output: its window's first element
     long long at;
     int h, w;
 };
-struct __align__(16) Term {  // a k: how far it is from there, and its row of w
+struct __align__(16) Term {  // one k: offset from there, and its row of w
     int at, h, w, row;
 };
 
 template <class X>
 __device__ __forceinline__ wide_t<X> read(const X* x, const OutputPlace& place, const Term& term, int2 sides) {
-    // Both entries as a whole, and no branch: the compiler then reads each at once.
+    // Load both entries whole and without a branch: each becomes one vector load.
     const u32 h = place.h + term.h, w = place.w + term.w;
     const X* at = x + (place.at + term.at);
     const bool is_inside = (h < sides.x) & (w < sides.y);
@@ -91,20 +82,20 @@ __device__ __forceinline__ wide_t<X> read(const X* x, const OutputPlace& place, 
 
 template <class X, class Y, int BP, int BN, int TP, int TN>
 __global__ void __launch_bounds__(BP / TP * (BN / TN), 512 / (BP / TP * (BN / TN)))
-conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t<X>* __restrict__ bias, Y* y, long long B,
-          int C, int N, int groups, int2 in, int2 out, int2 taps, int2 stride, int2 before, int2 dilation, int2 every,
-          u32 flags, u32 code, u32 a_bits, u32 b_bits) {
+conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t<X>* __restrict__ bias, Y* y,
+          long long B, int C, int N, int groups, int2 in, int2 out, int2 taps, int2 stride, int2 before, int2 dilation,
+          int2 every, u32 flags, u32 code, u32 a_bits, u32 b_bits) {
     using Number = wide_t<X>;
     constexpr int THREADS = BP / TP * (BN / TN), X_EACH = BP * DEPTH / THREADS, W_EACH = BN * DEPTH / THREADS;
-    // A warp's threads as a rectangle: what its lanes read of a slice at once is at most 128 bytes.
+    // Lanes form a rectangle: a warp reads at most 128 bytes of a slice per load.
     constexpr int ACROSS = BN / TN, LANES_N = ACROSS < 8 ? ACROSS : 8, LANES_P = 32 / LANES_N;
     static_assert(TP % 4 == 0 && TN % 4 == 0 && ACROSS % LANES_N == 0 && BP / TP % LANES_P == 0, "whole warps");
     static_assert(THREADS % BP == 0 && THREADS % BN == 0 && THREADS % DEPTH == 0, "a thread stays in its column");
-    // +4: rows stay 16 B aligned, and what neighbours write along k lies in other banks
+    // +4: rows stay 16 B aligned, and writes along k hit different banks
     __shared__ __align__(16) Number xs[2][DEPTH][BP + 4];
     __shared__ __align__(16) Number ws[2][DEPTH][BN];
     __shared__ OutputPlace places[BP];
-    __shared__ long long made[BP];  // where in y an output goes; < 0: there is none
+    __shared__ long long made[BP];  // offset of the output in y; < 0: none
     __shared__ Term terms[2][DEPTH];
     const bool is_transposed = flags & TRANSPOSED;
     const int2 phases = is_transposed ? stride : int2{1, 1}, step = is_transposed ? int2{1, 1} : stride;
@@ -143,7 +134,7 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
     if (threadIdx.x < 2 * DEPTH) terms[threadIdx.x / DEPTH][threadIdx.x % DEPTH] = find_term(threadIdx.x);
     __syncthreads();
 
-    // A slice on its way. Neighbouring threads read numbers that lie side by side: places, or, channels last, channels.
+    // The next slice in registers. Adjacent threads load adjacent elements: positions, or channels in NHWC.
     Number x_held[X_EACH], w_held[W_EACH];
     const OutputPlace mine = places[threadIdx.x % BP];
     const int n_mine = threadIdx.x % BN, pitch = is_transposed ? N : groups * N;
@@ -190,11 +181,11 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
     for (int k = 0; k < K; k += DEPTH, now ^= 1) {
         const bool is_more = k + DEPTH < K;
         if (is_more) read_slice(terms[now ^ 1]);
-        // Those of this slice were read last before the barrier.
+        // The entries of this slice were last read before the barrier.
         if (threadIdx.x < DEPTH) terms[now][threadIdx.x] = find_term(k + 2 * DEPTH + threadIdx.x);
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
-            // A thread's places and channels come in fours, the fours of all threads side by side: no bank twice.
+            // A thread's positions and channels are groups of four, contiguous across threads: no bank conflicts.
             Number xv[TP], wv[TN];
 #pragma unroll
             for (int i = 0; i < TP; ++i) xv[i] = xs[now][d][i / 4 * (BP / (TP / 4)) + tp + i % 4];
@@ -230,7 +221,7 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
     const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
 #pragma unroll
     for (int i = 0; i < TP; ++i) finish_sums<Y>(totals[i], activation);
-    // Four at a time where four neighbours are all there, aligned: channels, or the places of one channel.
+    // Vector stores of four aligned neighbours: channels, or positions of one channel.
     const bool by_channels = flags & Y_LAST && N % 4 == 0;
     const bool by_places = !(flags & Y_LAST) && phases.x * phases.y == 1 && sides.x * sides.y % 4 == 0;
 #pragma unroll
@@ -284,9 +275,9 @@ conv_narrow(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide
     const int K = h.count * v.count * C, pitch = is_transposed ? N : groups * N;
     const Number* columns = w + (is_transposed ? 0 : block.group * N) + block.n;
 
-    // Neighbouring threads have neighbouring places, each THREADS apart from the thread's next.
+    // Adjacent threads have adjacent positions; a thread's positions are NARROW_THREADS apart.
     OutputPlace places[NARROW];
-    long long made[NARROW];  // where in y they go; < 0: there is none
+    long long made[NARROW];  // offsets in y; < 0: none
 #pragma unroll
     for (int i = 0; i < NARROW; ++i) {
         const long long place = block.first + threadIdx.x + i * NARROW_THREADS, row = place / (sides.x * sides.y);
@@ -360,12 +351,12 @@ conv_narrow(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide
     }
 }
 
-// Three blocks a multiprocessor, not four: those spill from sm_100 on.
+// Three blocks per SM: four spill from sm_100 on.
 template <class X, class Y>
 __global__ void __launch_bounds__(DIRECT_THREADS, 3)
-conv_direct(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t<X>* __restrict__ bias, Y* y, long long B,
-            int C, int N, int groups, int2 in, int2 out, int2 taps, int2 stride, int2 before, int2 dilation,
-            int2 every, u32 flags, u32 code, u32 a_bits, u32 b_bits) {
+conv_direct(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t<X>* __restrict__ bias, Y* y,
+            long long B, int C, int N, int groups, int2 in, int2 out, int2 taps, int2 stride, int2 before,
+            int2 dilation, int2 every, u32 flags, u32 code, u32 a_bits, u32 b_bits) {
     using Number = wide_t<X>;
     const bool is_transposed = flags & TRANSPOSED;
     const int2 phases = is_transposed ? stride : int2{1, 1}, step = is_transposed ? int2{1, 1} : stride;
@@ -389,7 +380,7 @@ conv_direct(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide
     for (int a = 0; a < h.count; ++a)
         for (int b = 0; b < v.count; ++b) {
             const u32 at_h = from.x + a * h.move, at_w = from.y + b * v.move;
-            if (at_h >= in.x || at_w >= in.y) continue;  // terms that are 0: the sum would stay as it is
+            if (at_h >= in.x || at_w >= in.y) continue;  // zero terms do not change the sum
             const int tap = (h.first + a * every.x) * taps.y + v.first + b * every.y;
             const Number* weights = column + static_cast<long long>(tap) * (is_transposed ? groups * C : C) * pitch;
             const X* numbers = image + at_h * x_image.row + at_w * x_image.column;
@@ -406,7 +397,7 @@ conv_direct(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide
             }
         }
     total += sum;
-    Number made[4] = {total + (bias ? bias[channel] : 0)};  // three are nobody's
+    Number made[4] = {total + (bias ? bias[channel] : 0)};  // finish_sums works on four; three are unused
     finish_sums<Y>(made, Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
     store_wide(y + index, made[0]);
 }

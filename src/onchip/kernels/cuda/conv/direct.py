@@ -1,4 +1,4 @@
-"""Host side of conv/direct.cu: convolutions and transposed ones of any shape, by themselves."""
+"""Host side of conv/direct.cu: convolution and transposed convolution of any shape."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 TRANSPOSED, X_LAST, Y_LAST = 1, 2, 4  # flags of conv/direct.cu
-MOST = 1 << 30  # of an offset in an image, with the reach of a window
+MOST = 1 << 30  # limit of an offset in an image, padding included
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block makes of y, and the share of the device's fp32 rate that we expect of it where it is full."""
+    """Tile of a block, and its estimated share of the device's fp32 rate when full."""
 
     places: int
     channels: int
-    cut: Pair  # the places and channels of a thread
+    cut: Pair  # positions and channels per thread
     rate: float
 
     @property
@@ -57,55 +57,55 @@ class Tile:
 
     @property
     def work(self) -> float:
-        """Of a block, as it takes time."""
+        """Relative time of a block."""
         return self.places * self.channels / self.rate
 
     def rate_for(self, N: int) -> float:
-        """With many places: channels past N are multiplied for nothing."""
+        """Rate with many positions: channels past N are padding."""
         return self.rate * N / (math.ceil(N / self.channels) * self.channels)
 
 
-# For many channels; for few of everything; for few channels. For very few of y: four at four places a thread. And a
-# thread an output, which reads two numbers a product. With HEAD they are within a fifth of what sums of 8 to 40 terms
-# took on an H200: 8 -> 16 channels of one tap 594 us (fp16) and 523, 3 -> 16 of 3 x 3 1,259, 1 -> 64 of 10 x 4 145.
+# For many channels; for few positions and channels; for few channels. NARROW: 4 channels x 4 positions per thread.
+# DIRECT: one output per thread, two loads per fma. With HEAD, estimates for K of 8 to 40 are within a fifth of an H200:
+# 8 -> 16 channels, 1x1: 594 us (fp16) and 523; 3 -> 16, 3 x 3: 1,259; 1 -> 64, 10 x 4: 145.
 TILES = (Tile(128, 64, (8, 4), 0.57), Tile(64, 32, (4, 4), 0.45), Tile(128, 16, (4, 4), 0.4))
-DEPTH = 16  # of a slice along k
-HEAD = 18  # what a tile takes besides its products, as if k were longer by so many terms
+DEPTH = 16  # k per slice
+HEAD = 18  # fixed cost of a tile, in units of k
 NARROW = Tile(1024, 4, (4, 4), 0.2)
 DIRECT = Tile(256, 1, (1, 1), 0.07)
-DOUBLE_TILES = (TILES[1], DIRECT)  # of float64 the others take more registers or shared memory than there are
+DOUBLE_TILES = (TILES[1], DIRECT)  # the others exceed registers or shared memory in float64
 FEW_CHANNELS = 16
-PART = 128  # terms of a sum; longer ones are sums of sums
-DOUBLE_RATE = 0.5  # of the fp32 rate, where a chip has the units; elsewhere it is far less
-# Of a block, whose terms come one after the other: 17 us for 256 of them and 203 for 3,200, with one image. Where a
-# thread makes an output, it finds the place of each tap: 10 us for the 25 of one channel.
+PART = 128  # K elements per partial sum
+DOUBLE_RATE = 0.5  # of the fp32 rate on GPUs with full fp64 units; far less elsewhere
+# A block's k loop is serial: 17 us for K = 256 and 203 us for K = 3,200, with one image. DIRECT also computes each
+# tap's position: 10 us for 25 taps of one channel.
 TERM_US, TAP_US = 0.06, 0.25
-DEPTHWISE_RATE = 0.0085  # of DIRECT where a sum has few terms: finding its places takes most of the time
+DEPTHWISE_RATE = 0.0085  # of DIRECT for few channels: index arithmetic dominates
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution over two axes; one axis is an image of one row. Pairs are of the two axes."""
+    """A 2D convolution; 1D is an image of one row. Pairs are (H, W)."""
 
     is_transposed: bool
-    C: int  # channels of x in a group
-    N: int  # and of y
+    C: int  # channels of x per group
+    N: int  # channels of y per group
     groups: int
     sides_in: Pair
     sides_out: Pair
     taps: Pair
     stride: Pair
-    before: Pair  # pads
+    before: Pair  # padding
     dilation: Pair
 
     @property
     def phases(self) -> Pair:
-        """Outputs whose places leave the same rest by these have the same taps."""
+        """Outputs with the same position modulo these share their taps."""
         return self.stride if self.is_transposed else (1, 1)
 
     @property
     def every(self) -> Pair:
-        """Which taps those are: every so many."""
+        """Distance between the taps of one phase."""
         if not self.is_transposed:
             return (1, 1)
         first, second = (s // math.gcd(s, d) for s, d in zip(self.stride, self.dilation, strict=True))
@@ -113,12 +113,12 @@ class Geometry:
 
     @property
     def terms(self) -> int:
-        """Of a sum: of a transposed convolution the longest, of the phase that has the most taps."""
+        """K; for a transposed convolution, that of the phase with the most taps."""
         return self.C * math.prod(math.ceil(taps / every) for taps, every in zip(self.taps, self.every, strict=True))
 
     @property
     def reach(self) -> int:
-        """More than any offset in an image, a window that hangs over its sides included."""
+        """Upper bound of any offset in an image, padding included."""
         return self.groups * max(self.C, self.N) * self.pixel_reach
 
     @property
@@ -133,7 +133,7 @@ class Geometry:
 
     @property
     def far(self) -> int:
-        """From a window's first tap to its last, along the longer axis."""
+        """Distance from a window's first tap to its last, along the longer axis."""
         return max((taps - 1) * dilation for taps, dilation in zip(self.taps, self.dilation, strict=True))
 
     def blocks(self, B: int, tile: Tile) -> int:
@@ -148,41 +148,41 @@ class Geometry:
 class ConvLowering:
     geometry: Geometry
     dtypes: tuple[str, str]
-    lasts: tuple[bool, bool]  # whether x, and y, lies with channels last
+    lasts: tuple[bool, bool]  # whether x, and y, is NHWC
     has_bias: bool
     units: int
     activation: Elementwise | None = None
 
     @property
     def tiles(self) -> list[Tile]:
-        """Those that suit. A narrow one reads x channel by channel, neighbouring places at once."""
+        """Tiles that apply. NARROW needs NCHW x: adjacent threads read adjacent positions of a channel."""
         is_narrow = NARROW.channels >= self.geometry.N and not self.lasts[0]
         tiles = DOUBLE_TILES if "float64" in self.dtypes else (*TILES, NARROW, DIRECT)
         return [tile for tile in tiles if is_narrow or tile is not NARROW]
 
     @property
     def is_direct(self) -> bool:
-        """Whether a thread an output is best for many rows."""
+        """Whether one output per thread is best for large batches."""
         return max(self.tiles, key=lambda tile: tile.rate_for(self.geometry.N)) is DIRECT
 
     def rate(self, B: int) -> float:
-        """The share of the device's fp32 rate that we expect with so many rows."""
+        """Estimated share of the device's fp32 rate for B rows."""
         C, N, K = self.geometry.C, self.geometry.N, self.geometry.terms
         tile = max(self.tiles, key=lambda tile: tile.rate_for(N))
         rate = DEPTHWISE_RATE if tile is DIRECT and C < FEW_CHANNELS else tile.rate_for(N)
         rate *= K / (round_up(K, DEPTH) + HEAD) if tile in TILES else 1.0
-        rate *= C / (C + NARROW.channels) if tile is NARROW else 1.0  # to find a tap takes as long as some channels
+        rate *= C / (C + NARROW.channels) if tile is NARROW else 1.0  # index arithmetic costs as much as 4 channels
         rate *= DOUBLE_RATE if "float64" in self.dtypes else 1.0
-        return rate * min(1.0, self.geometry.blocks(max(1, B), tile) / self.units)  # multiprocessors without a block
+        return rate * min(1.0, self.geometry.blocks(max(1, B), tile) / self.units)  # idle SMs
 
     def least_us(self, B: int) -> float:
-        """Of a sum, however few rows there are."""
+        """Serial time of one output, whatever B."""
         g, tile = self.geometry, self.tile(max(1, B))
-        taps = math.prod(g.taps) / math.prod(g.phases)  # of a place
+        taps = math.prod(g.taps) / math.prod(g.phases)  # per output
         return taps * (TERM_US * g.C + (TAP_US if tile is DIRECT else 0.0))
 
     def tile(self, B: int) -> Tile:
-        """The one that should be done first: rounds of blocks, times what a block has to do. All make the same bits."""
+        """The fastest tile: waves of blocks, times the work of a block. All compute the same bits."""
         return min(self.tiles, key=lambda tile: math.ceil(self.geometry.blocks(B, tile) / self.units) * tile.work)
 
     def at(self, B: int) -> Steps:
@@ -201,7 +201,7 @@ class ConvLowering:
         else:
             sizes = (tile.places, tile.channels, *tile.cut)
             name, registers = f"conv_tile<{numbers}, {', '.join(map(str, sizes))}>", 128
-        # The newest chips set a few registers aside, in float64 some more.
+        # The newest GPUs spill a few registers, in float64 some more.
         budget = Budget(registers, spill_bytes=96 if "float64" in self.dtypes else 16)
         flags = TRANSPOSED * g.is_transposed | X_LAST * self.lasts[0] | Y_LAST * self.lasts[1]
         pairs = (g.sides_in, g.sides_out, g.taps, g.stride, g.before, g.dilation, g.every)
@@ -245,8 +245,8 @@ class ConvAlone:
         for lasts in _layouts(net, node, last):
             lowering = ConvLowering(found, (x.dtype, y.dtype), lasts, "bias" in recipes, device.units, activation)
             if lowering.is_direct and lasts[0] != lasts[1]:
-                continue  # neighbouring threads make neighbours of y: they read neighbours of x where that lies alike
-            # The flop are those of the ordinary cores, whatever the job computes in: it only becomes more exact.
+                continue  # uncoalesced: adjacent threads write adjacent y, so x must have the same layout
+            # FFMA whatever the job's precision: the result is only more exact.
             price = Price(
                 sum(map(net.row_flop, nodes)),
                 x.row_bytes + y.row_bytes,
@@ -266,7 +266,7 @@ class ConvAlone:
 
 
 def _pair(sizes: tuple[int, ...], first: int = 1) -> Pair:
-    """Of both axes; `first` of an axis that is not there."""
+    """(H, W); `first` stands for a missing H."""
     return (sizes[0], sizes[1]) if len(sizes) == 2 else (first, sizes[0])
 
 
@@ -283,7 +283,7 @@ def geometry_of(net: Network, node: Node) -> Geometry:
 
 
 def conv_recipes(net: Network, node: Node, dtype: str) -> dict[str, Recipe]:
-    """The weight with its taps in front and the channels of y last."""
+    """The weight as (taps..., channels of x, channels of y), and the bias."""
     name = node.weights["weight"]
     shape = net.weights[name].shape
     channels = (0, 1) if isinstance(node.layer, TransposedConvolution) else (1, 0)
@@ -296,7 +296,7 @@ def conv_recipes(net: Network, node: Node, dtype: str) -> dict[str, Recipe]:
 
 
 def _layouts(net: Network, first: Node, last: Node) -> list[tuple[bool, bool]]:
-    """The ways in which x and y may lie, True for channels last: not at the network's own ends, which lie in rows."""
+    """Layouts of (x, y), True for NHWC. The network's own inputs and outputs are NCHW."""
     x, y = first.inputs[0], last.name
     ins = (False, True) if x not in net.inputs and has_channels(net.types[x]) else (False,)
     outs = (False, True) if net.readers(y) and has_channels(net.types[y]) else (False,)

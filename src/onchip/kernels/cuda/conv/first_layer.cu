@@ -1,54 +1,47 @@
-// conv/first_layer.cu: convolutions of few channels of x, as the first layers of image networks are, on the tensor cores.
+// conv/first_layer.cu: convolution of few input channels (first layers of image networks) on the tensor cores.
 //
-// Idea    A block makes tiles of places of y, all channels. It brings the patch of x under a tile to shared memory once,
-//         a word for each pixel: a number, or, of 16 bits, the pixel and its neighbour at the next tap. So a word is what
-//         a lane multiplies, wherever a window begins: k runs over channels, rows of taps and taps, two taps a word,
-//         and a table says where each word of a window lies. The weights stay in shared memory as fragments. A thread
-//         brings 8 pixels of a line at a time, by the widest loads that lines of x allow; a line of the patch begins at
-//         a multiple of 8 pixels of x. Stores of a warp fill whole sectors of 32 B where places and channels allow it;
-//         small images in rows, of which they would not, are put together in shared memory first. While it multiplies, a
-//         block asks for the next tile's lines of x. A pool behind it, of windows that lie side by side, is made of what
-//         the lanes of a warp hold: places of a tile stand window by window, so that a window's are neighbours.
-// Order   A sum runs over channels, then taps, STEP terms an instruction; of fp32 it is added to a total every PART
-//         terms. Then comes the bias. A mean adds up neighbours, then pairs of them, and so on. Neither the tile nor B
-//         decides anything.
-// Floor   x in and y out. 3 -> 64 channels, 3x3, 32x32 places, B = 4,096, float32 to float16: 587 MB / 4.8 TB/s = 122 us;
-//         14.5 Gflop / 989 Tflop/s = 15 us; in fp32, 1.1 GB and 231 us, 3 * 14.5 / 494.5 = 88 us.
-// Layout  x (B, C, H, W), y (B, N, YH, YW), places or windows, or with channels last; w as conv/warp_mma.cuh has it, k (C, KH,
-//         KW), of 16 bits an odd KW filled up with a tap of zeros; bias (N) or none. One axis is an image of one row.
-// Shared  PARTS * K * N numbers, 4 B a pixel of the patch, 16 B for 2 words of k, 8 B a place, a tile of y where it
-//         is put together.
-// Limits  Less than 2^31 tiles; all of one within a block's shared memory; images of less than 2^31 numbers; x begins at
-//         a multiple of 16 B; windows of a pool have 2^n places, up to 16, and y ends with a whole one; sm_80 up.
+// Idea    Implicit GEMM by mma.sync. A persistent block stages the patch of x under a tile of outputs once, a 32-bit
+//         word per pixel; for 16-bit types a word is the pixel and its neighbour at the next tap. A word is a fragment
+//         register at any window offset; a table maps k to words. Weights stay in shared memory as fragments. The next
+//         tile is prefetched into L2. Small NCHW images are assembled in shared memory to store whole 32 B sectors. A
+//         non-overlapping pool is fused: windows are contiguous across lanes.
+// Order   k over channels, then taps, STEP per instruction; fp32 is added to a total every PART elements. Then the
+//         bias. A mean adds pairs, then pairs of pairs. Independent of the tile and of B.
+// Floor   Read x, write y. 3 -> 64 channels, 3x3, 32x32, B = 4,096, float32 to float16: 587 MB / 4.8 TB/s = 122 us;
+//         14.5 Gflop / 989 Tflop/s = 15 us. fp32: 1.1 GB, 231 us; 3 * 14.5 / 494.5 = 88 us.
+// Layout  x (B, C, H, W), y (B, N, YH, YW) or NHWC; w as in conv/warp_mma.cuh, k = (C, KH, KW), KW zero-padded to even
+//         for 16-bit types; bias (N) or nullptr. 1D is an image of one row. Pools: YH, YW count windows.
+// Shared  PARTS * K * N elements, 4 B per patch pixel, 16 B per 2 words of k, 8 B per position, the staged tile of y.
+// Limits  < 2^31 tiles, < 2^31 elements per image; x 16 B aligned; pool windows of 2^n <= 16, all whole; sm_80 up.
 #include "conv/warp_mma.cuh"
 #include "common/fast_divide.cuh"
 #include "common/accumulator.cuh"
 
-constexpr int MT = 2;    // 16 MT places a warp at a time
-constexpr int UNIT = 8;  // pixels of a line that a thread brings at a time
+constexpr int MT = 2;    // 16 MT positions per warp tile
+constexpr int UNIT = 8;  // pixels of a row per thread and load
 
 struct Tiles {
     int C, H, W, N, HO, WO;
     int taps_h, taps_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w;
     int images, rows, columns;    // of a tile
-    int patch_rows, pitch;        // lines of x under an image's rows; pixels of a line, whole units
+    int patch_rows, pitch;        // rows of x under an image's outputs; pixels per row, a multiple of UNIT
     u32 tiles;
-    int loaded;                   // numbers of x that one load brings: lines are aligned to them
-    int steps, y_last;            // of k; whether channels of y lie last
-    int is_staged;                // whether a tile of y is put together in shared memory: whole images in rows
-    int down_bits, across_bits;   // a window of the pool is 2^down_bits places times 2^across_bits; 0: there is none
-    int YH, YW;                   // of y, places or windows
+    int loaded;                   // elements per vector load: rows are aligned to it
+    int steps, y_last;            // steps of k; whether y is NHWC
+    int is_staged;                // whether a tile of y is assembled in shared memory: whole NCHW images
+    int down_bits, across_bits;   // a pool window is 2^down_bits x 2^across_bits positions; 0: no pool
+    int YH, YW;                   // of y: positions, or pool windows
     Divider by_columns, by_rows;  // windows of a tile
     Divider by_units, by_patch_rows, by_channels;
     Divider by_across, by_down;   // tiles of an image
-    Divider by_groups;            // of channels that a warp makes at a time
+    Divider by_groups;            // groups of 8 NT channels
 };
 
-// Where a tile begins.
+// Origin of a tile.
 struct Tile {
-    long long first;  // image
-    int images;       // of them there are
-    int top, left;    // place of y
+    long long first;  // first image
+    int images;       // images in bounds
+    int top, left;    // first position of y
 
     __device__ __forceinline__ Tile(const Tiles& t, u32 tile, long long B) {
         left = static_cast<int>(take_rest(tile, t.by_across)) * t.columns;
@@ -60,12 +53,12 @@ struct Tile {
         return images == t.images && top + t.rows <= t.HO && left + t.columns <= t.WO;
     }
     __device__ __forceinline__ bool has(const Tiles& t, u32 place) const {
-        u32 window = place >> (t.down_bits + t.across_bits);  // all of it is there, or nothing
+        u32 window = place >> (t.down_bits + t.across_bits);  // a window is in bounds as a whole
         const int column = take_rest(window, t.by_columns) << t.across_bits;
         const int row = take_rest(window, t.by_rows) << t.down_bits;
         return static_cast<int>(window) < images && top + row < t.HO && left + column < t.WO;
     }
-    // Asks for the lines of x under it, so that they lie in the L2 cache when they are read.
+    // Prefetches the tile's rows of x into L2.
     template <class X>
     __device__ __forceinline__ void fetch_early(const Tiles& t, const X* x) const {
         const int begin = top * t.stride_h - t.before_h, from = max(begin, 0), end = min(begin + t.patch_rows, t.H);
@@ -79,7 +72,7 @@ struct Tile {
     }
 };
 
-// V numbers of a line at once, or zeros.
+// Loads V elements of a row, or zeros.
 template <int V, class X>
 __device__ __forceinline__ void read_several(X* to, const X* from, bool is_there) {
     using Word = typename Vector<V * sizeof(X)>::type;
@@ -88,8 +81,8 @@ __device__ __forceinline__ void read_several(X* to, const X* from, bool is_there
     *reinterpret_cast<Word*>(to) = word;
 }
 
-// The words of a tile's patch. V numbers of x a load.
-// is_next  whether a word's second number is the next pixel; else it is dilation_w further
+// Stages a tile's patch, V elements of x per load.
+// is_next  whether a word's second element is the next pixel; else it is dilation_w further
 template <class P, int V, bool is_next, class X>
 __device__ __forceinline__ void bring_patch(uint4* patch, const X* x, const Tiles& t, const Tile& tile) {
     constexpr bool IS_PAIR = P::PER_WORD == 2;
@@ -98,7 +91,7 @@ __device__ __forceinline__ void bring_patch(uint4* patch, const X* x, const Tile
     const int h_first = tile.top * t.stride_h - t.before_h, w_first = (tile.left * t.stride_w - t.before_w) & -UNIT;
     const X* const images = x + tile.first * t.C * plane;
     for (int begin = threadIdx.x; begin < units; begin += BATCH * THREADS) {
-        alignas(16) X held[BATCH][UNIT], second[BATCH][is_next ? 1 : UNIT];  // second: the next of the last, or of each
+        alignas(16) X held[BATCH][UNIT], second[BATCH][is_next ? 1 : UNIT];  // second: next of the last, or of each
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             if (begin + i * THREADS >= units) break;
@@ -146,10 +139,10 @@ __device__ __forceinline__ void bring_patch(uint4* patch, const X* x, const Tile
     else bring_patch<P, 1, true>(patch, x, t, tile);
 }
 
-// A place of a tile.
+// A position of a tile.
 struct Spot {
-    int start;  // where in the patch its window begins, in bytes
-    int to;     // where in y its first channel, or that of its window, goes, from the tile's first on
+    int start;  // byte offset of its window in the patch
+    int to;     // offset in y of its first channel (or of its pool window), relative to the tile
 };
 
 struct NoPool {};
@@ -160,21 +153,21 @@ struct MeanPool {
     static __device__ __forceinline__ float both(float a, float b) { return a + b; }
 };
 
-// What a pool makes of windows of 2^bits places. A lane has places 2g and 2g + 1 of 16; at the end the one that has a
-// window's first place has c[..][0] and c[..][1] of the window.
+// Reduces pool windows of 2^bits positions. A lane has positions 2g and 2g + 1 of 16; afterwards c[..][0] and c[..][1]
+// of the lane with a window's first position hold the result.
 template <class Pool, int NT>
 __device__ __forceinline__ void pool_windows(float (&c)[NT][4], int bits) {
 #pragma unroll
     for (int i = 0; i < 2 * NT; ++i) {
         float& found = c[i / 2][i % 2];
         found = Pool::both(found, c[i / 2][2 + i % 2]);
-        for (int apart = 2; apart < 1 << bits; apart *= 2)  // lanes of g are four apart
+        for (int apart = 2; apart < 1 << bits; apart *= 2)  // lanes g and g + 1 are four lanes apart
             found = Pool::both(found, __shfl_xor_sync(~0u, found, 2 * apart));
         if constexpr (is_same<Pool, MeanPool>) found *= __int_as_float((127 - bits) << 23);  // 2^-bits
     }
 }
 
-// Channels n, n + 1, n + 8, ... of two places. here  bits: which of the two are there
+// Stores channels n, n + 1, n + 8, ... of two positions. here  bit mask: which of the two are in bounds
 template <int NT, class Y>
 __device__ __forceinline__ void store_rows(const float (&c)[NT][4], Y* y, const Spot* spots, u32 here, int n,
                                            const Tiles& t) {
@@ -198,7 +191,7 @@ __device__ __forceinline__ void store_rows(const float (&c)[NT][4], Y* y, const 
     }
 }
 
-// Channels `channel` and the next one of a window. to  where in y its first channel goes
+// Stores channels `channel` and the next of a pool window. to  its first channel in y
 template <class Y>
 __device__ __forceinline__ void store_window(const float (&c)[4], Y* to, int channel, const Tiles& t) {
     const float two[2] = {c[0], c[1]};
@@ -221,7 +214,7 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
     const int groups = t.by_groups.size, tiles_n = groups * NT, lower = t.steps * tiles_n * 32;
     const int places = t.images * t.rows * t.columns, jobs = (places + 16 * MT - 1) / (16 * MT);
     uint2* const ws = reinterpret_cast<uint2*>(room);
-    uint4* const table = room + PARTS * lower / 2;  // of each step and lane: where two words lie in bytes, what counts
+    uint4* const table = room + PARTS * lower / 2;  // per step and q: byte offset and mask of two words
     float* const shifts = reinterpret_cast<float*>(table + 4 * t.steps);
     Spot* const spots = reinterpret_cast<Spot*>(shifts + 8 * tiles_n);
     uint4* const patch = reinterpret_cast<uint4*>(spots + 16 * MT * jobs);
@@ -229,7 +222,7 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
 
     copy_pieces(room, w, PARTS * lower / 2);
     for (int n = threadIdx.x; n < 8 * tiles_n; n += THREADS) shifts[n] = bias != nullptr && n < t.N ? bias[n] : 0.0f;
-    const int words_w = (t.taps_w + P::PER_WORD - 1) / P::PER_WORD;  // of a row of taps
+    const int words_w = (t.taps_w + P::PER_WORD - 1) / P::PER_WORD;  // words per row of taps
     for (int i = threadIdx.x; i < 4 * t.steps; i += THREADS) {
         u32 found[4];
 #pragma unroll
@@ -238,12 +231,12 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
             const bool is_there = line < t.C * t.taps_h;
             const int row = line / t.taps_h * t.patch_rows + line % t.taps_h * t.dilation_h;
             found[2 * word] = is_there ? 4 * (row * t.pitch + tap * t.dilation_w) : 0;
-            // What is no tap may be a NaN.
+            // Padding words are masked: they may hold a NaN.
             found[2 * word + 1] = !is_there ? 0 : P::PER_WORD == 2 && tap + 1 == t.taps_w ? 0xffff : ~0u;
         }
         table[i] = {found[0], found[1], found[2], found[3]};
     }
-    const int apart = t.y_last ? t.N : 1;  // from a place of y to the next
+    const int apart = t.y_last ? t.N : 1;  // stride between positions of y
     for (int p = threadIdx.x; p < 16 * MT * jobs; p += THREADS) {
         const int place = p < places ? p : 0, down = place >> t.across_bits;
         u32 image = down >> t.down_bits;
@@ -259,7 +252,7 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
     for (u32 number = blockIdx.x; number < t.tiles; number += gridDim.x) {
         const Tile tile(t, number, B);
         const bool is_whole = tile.is_whole(t);
-        __syncthreads();  // nobody reads the patch before
+        __syncthreads();  // all warps are done with the previous patch
         bring_patch<P>(patch, x, t, tile);
         __syncthreads();
         const u32 next = number + gridDim.x;
@@ -276,8 +269,9 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
             const int first = static_cast<int>(above) * 16 * MT;
             const char* from[MT][2];
 #pragma unroll
-            for (int i = 0; i < 2 * MT; ++i) from[i / 2][i % 2] = windows + spots[first + 2 * g + i / 2 * 16 + i % 2].start;
-            u32 here = (1 << 2 * MT) - 1;  // bits: which of the lane's places are there
+            for (int i = 0; i < 2 * MT; ++i)
+                from[i / 2][i % 2] = windows + spots[first + 2 * g + i / 2 * 16 + i % 2].start;
+            u32 here = (1 << 2 * MT) - 1;  // bit mask: which of the lane's positions are in bounds
             if (!is_whole || first + 16 * MT > places) {
                 here = 0;
 #pragma unroll 1
@@ -327,7 +321,7 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
                 continue;
             }
             if (sizeof(Y) == 2 && t.y_last && t.N % 8 == 0) {
-                // Pieces of 8 channels, 16 B, of one place after the other: four of them from four lanes at a time.
+                // 8 channels of a position are one 16 B store; each of four lanes stores one of four such pieces.
                 if constexpr (sizeof(Y) == 2) {
 #pragma unroll
                     for (int k = 0; k < 2 * MT * NT; k += 4) {

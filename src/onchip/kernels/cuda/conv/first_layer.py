@@ -1,4 +1,4 @@
-"""Host side of conv/first_layer.cu: convolutions of few channels of x, on the tensor cores."""
+"""Host side of conv/first_layer.cu: convolution of few input channels on the tensor cores."""
 
 from __future__ import annotations
 
@@ -62,28 +62,28 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-MOST_CHANNELS = 15  # of x: more of them fill a step by themselves, and lie with channels last
-PLACES = (1024, 512, 256, 128, 64, 32)  # of a tile, at most
-MOST_LINE = 64  # places of a line of a tile, where there are several lines
-SECTOR_BYTES = 32  # of memory, written as a whole
+MOST_CHANNELS = 15  # of x: more of them fill a step on their own and are stored as NHWC
+PLACES = (1024, 512, 256, 128, 64, 32)  # positions per tile, at most
+MOST_LINE = 64  # positions per row of a tile with several rows
+SECTOR_BYTES = 32  # unit of a full memory write
 MOST_STAGED_BYTES = 32 << 10
-UNIT = 8  # pixels of a line that a thread brings at a time
-JOB = 32  # places that a warp makes at a time
-BLOCK_BYTES = 1 << 10  # of shared memory, which a block takes for itself
-WINDOWS = (2, 4, 8, 16)  # places of a pool's window
-# Terms of a sum in fp32 that are left to the ordinary cores. Three products of tf32 leave out that of the lower parts,
-# up to 2^-22 of a term: a naive sum of a step's terms has no error to hide that in.
+UNIT = 8  # pixels of a row per thread and load
+JOB = 32  # positions per warp tile
+BLOCK_BYTES = 1 << 10  # shared memory that the system reserves per block
+WINDOWS = (2, 4, 8, 16)  # positions per pool window
+# Up to this K, fp32 is left to FFMA kernels. 3xTF32 drops the low * low term, up to 2^-22 of a product: a naive sum of
+# so few products has no rounding error to compare with.
 FEW_TERMS = 8
-# A warp's instructions for a job, counted in what the compiler makes, not measured: by itself, for each tile of 8
-# channels, for each step, and for each step of such a tile.
+# A warp's instructions per tile, counted in the compiled code, not measured: fixed, per 8 channels, per step, and per
+# step and 8 channels.
 JOB_ISSUED, TILE_ISSUED, STEP_ISSUED, PRODUCT_ISSUED = 120, 40, 24, 6
-# Of any launch: it took 2 us more than an empty one with hardly any weights, 3.1 with 2,400 in fp16, 5.9 in fp32.
-HEAD_US, WEIGHT_US = 2.0, {1: 0.00045, 2: 0.0013}  # by the parts of a number
+# Per launch: 2 us more than an empty kernel with hardly any weights, 3.1 with 2,400 in fp16, 5.9 in fp32.
+HEAD_US, WEIGHT_US = 2.0, {1: 0.00045, 2: 0.0013}  # by the number of TF32 parts
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Places of y that a block makes at a time."""
+    """Output positions per block iteration."""
 
     images: int
     rows: int
@@ -99,13 +99,13 @@ class Tile:
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool behind the convolution, of windows that lie side by side."""
+    """A pool of non-overlapping windows, fused after the convolution."""
 
     how: str  # "MaxPool" or "MeanPool"
     window: tuple[int, int]
 
     def reads(self, sides: tuple[int, int]) -> tuple[int, int]:
-        """Of an image of these sides: whole windows."""
+        """Sides cropped to whole windows."""
         H, W = (side // size * size for side, size in zip(sides, self.window, strict=True))
         return H, W
 
@@ -115,12 +115,12 @@ NO_POOL = Pool("NoPool", (1, 1))
 
 @dataclass(frozen=True)
 class ConvFirstLowering:
-    """A convolution, its activation and a pool as one launch."""
+    """A convolution, its activation and a pool, lowered to one launch."""
 
-    geometry: Geometry  # sides_out are those that the pool reads: whole windows
+    geometry: Geometry  # sides_out is cropped to whole pool windows
     precision: str
     dtypes: tuple[str, str]
-    is_last: bool  # whether channels of y lie last
+    is_last: bool  # whether y is NHWC
     activation: Elementwise | None
     has_bias: bool
     units: int
@@ -129,13 +129,13 @@ class ConvFirstLowering:
 
     @property
     def y_sides(self) -> tuple[int, int]:
-        """Of y: the convolution's, or how many windows they have."""
+        """Sides of y: positions, or pool windows."""
         H, W = (side // size for side, size in zip(self.geometry.sides_out, self.pool.window, strict=True))
         return H, W
 
     @property
     def depth(self) -> int:
-        """Numbers of a window, those that fill up words included."""
+        """K, padded to whole words."""
         g, per_word = self.geometry, PRECISIONS[self.precision].per_word
         return g.C * g.taps[0] * round_up(g.taps[1], per_word)
 
@@ -145,12 +145,12 @@ class ConvFirstLowering:
 
     @property
     def group(self) -> int:
-        """Tiles of 8 channels that a warp makes at a time."""
+        """Tiles of 8 channels per warp tile."""
         return min(4, 1 << (math.ceil(self.geometry.N / COLUMNS) - 1).bit_length())
 
     @property
     def channels(self) -> int:
-        """Channels, filled up to whole groups."""
+        """Channels, padded to whole groups."""
         return round_up(self.geometry.N, COLUMNS * self.group)
 
     @property
@@ -159,7 +159,7 @@ class ConvFirstLowering:
         return precision.parts * self.steps * precision.step * self.channels * 4 // precision.per_word
 
     def patch(self, tile: Tile) -> tuple[int, int]:
-        """Lines and columns of x under a tile; they begin and end at multiples of UNIT columns of x."""
+        """Rows and columns of x under a tile; rows begin and end at multiples of UNIT columns of x."""
         g = self.geometry
         rows, columns = (
             (count - 1) * stride + (taps - 1) * dilation + 1
@@ -172,7 +172,7 @@ class ConvFirstLowering:
         return rows, round_up(before + columns, UNIT)
 
     def staged_bytes(self, tile: Tile) -> int:
-        """Of a tile of y that is put together in shared memory: whole images in rows, channels of no whole sectors."""
+        """Shared memory to assemble a tile of y: only whole NCHW images whose channels are not whole sectors."""
         channel = math.prod(self.y_sides) * DTYPE_BYTES[self.dtypes[1]]
         is_whole = (tile.rows, tile.columns) == self.geometry.sides_out
         if self.is_last or not is_whole or channel % SECTOR_BYTES == 0 or self.geometry.N * channel % 16:
@@ -188,7 +188,7 @@ class ConvFirstLowering:
         )
 
     def tile_of(self, most: int) -> Tile:
-        """At most so many places: whole lines of windows, and whole images where they are small."""
+        """A tile of at most `most` positions: whole rows of windows, and several images if they are small."""
         (H, W), (down, across) = self.y_sides, self.pool.window
         windows = most // (down * across)
         columns = even_share(W, windows if H == 1 else min(windows, MOST_LINE // across))
@@ -197,34 +197,31 @@ class ConvFirstLowering:
         return Tile(max(1, windows // (rows * columns)) if is_whole else 1, rows * down, columns * across)
 
     def tile(self, B: int) -> Tile:
-        """The largest that leave every multiprocessor some, of all its blocks; the last where none does.
-
-        All make the same bits.
-        """
+        """The largest tile that gives every SM enough of them, else the smallest. All compute the same bits."""
         sides, found = self.geometry.sides_out, [self.tile_of(most) for most in PLACES]
         for most, tile, larger in zip(PLACES, found, (found[0], *found), strict=False):
             blocks, tiles = (self.blocks, 8 * self.units) if most > 256 else (1, self.units)
             if self.fits(tile, blocks) and tile.count(B, sides) >= tiles:
-                # More than are made at a time, where the next larger ones, a job a warp, were a few less than that.
+                # More than one wave, and the next larger tile, one job per warp, is just short of one: take that.
                 is_late = tile.count(B, sides) > self.units * self.resident(tile)
                 return larger if is_late and self.fits(larger) and self.jobs(larger) <= THREADS // 32 else tile
         return found[-1]
 
     def jobs(self, tile: Tile) -> int:
-        """What the warps of a block share."""
+        """Warp tiles per block tile."""
         return math.ceil(tile.places / JOB) * (self.channels // (COLUMNS * self.group))
 
     def resident(self, tile: Tile) -> int:
-        """Blocks of a multiprocessor that make such tiles at a time."""
+        """Resident blocks per SM with this tile."""
         return max(1, min(self.blocks, self.fast_bytes // (self.shared_bytes(tile) + BLOCK_BYTES)))
 
     @property
     def blocks(self) -> int:
-        """Of a multiprocessor, as registers allow."""
+        """Blocks per SM that registers allow."""
         return 2 if PRECISIONS[self.precision].parts > 1 else 3
 
     def fits(self, tile: Tile, blocks: int = 1) -> bool:
-        """Whether so many blocks of a multiprocessor may make such tiles."""
+        """Whether so many blocks per SM fit in shared memory with this tile."""
         return blocks * (self.shared_bytes(tile) + BLOCK_BYTES) <= self.fast_bytes
 
     def why_not(self) -> str:
@@ -238,7 +235,7 @@ class ConvFirstLowering:
         return ""
 
     def rate(self, B: int) -> float:
-        """Of the steady rate: what only fills up is multiplied, too, and there may be few tiles."""
+        """Share of the tensor cores' sustained rate, given padding and idle SMs."""
         g, tile = self.geometry, self.tile(B)
         filled = g.C * math.prod(g.taps) * g.N / (self.steps * PRECISIONS[self.precision].step * self.channels)
         share = math.prod(g.sides_out) * B / (tile.count(B, g.sides_out) * round_up(tile.places, JOB))
@@ -248,7 +245,7 @@ class ConvFirstLowering:
 
     @property
     def least_us(self) -> float:
-        """However few images there are."""
+        """Time of a launch, whatever B."""
         g = self.geometry
         return HEAD_US + WEIGHT_US[PRECISIONS[self.precision].parts] * g.C * math.prod(g.taps) * g.N
 
@@ -282,7 +279,7 @@ class ConvFirstLowering:
         config = LaunchConfig((min(blocks, tile.count(B, g.sides_out)), 1, 1), (THREADS, 1, 1), shared)
         numbers = (PRECISIONS[self.precision].name, *(NUMBERS[dtype] for dtype in self.dtypes))
         program = Program(SOURCE, f"conv_first<{', '.join(numbers)}, {self.group}, {self.pool.how}>")
-        # Some of a tile's numbers wait aside while a warp multiplies: up to 78 B on an H200, more on chips after it.
+        # Some accumulators spill: up to 78 B on an H200, more on newer GPUs.
         budget = Budget(65536 // (self.blocks * THREADS) // 8 * 8, spill_bytes=256 if self.pool == NO_POOL else 448)
         return KernelLaunch(program, config, arguments, budget)
 
@@ -293,7 +290,7 @@ class ConvFirst:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """A convolution of few channels that lie in rows, with its activation, the Casts around it and a pool."""
+        """Claim a convolution of few NCHW channels with its activation, surrounding Casts and a pool."""
         nodes = find_nodes(net, start)
         if not nodes or job.is_training or device.arch not in ARCHITECTURES:
             return
@@ -331,7 +328,7 @@ class ConvFirst:
 
 
 def _with_pool(net: Network, start: int, nodes: tuple[Node, ...]) -> tuple[tuple[Node, ...], Pool] | None:
-    """The nodes, a pool behind them that a warp makes, and what may follow it; and the pool."""
+    """The nodes, extended by a supported pool and the layers that may follow it; and the pool."""
     following = net.nodes[start + len(nodes) : start + len(nodes) + 3]
     pool = _pool_of(following[0]) if following else None
     if pool is None:
@@ -347,7 +344,7 @@ def _with_pool(net: Network, start: int, nodes: tuple[Node, ...]) -> tuple[tuple
 
 
 def _may_follow(node: Node, found: list[Node], is_largest: bool) -> bool:
-    """Behind a pool: the activation, where it is the same in front of it, and the last Cast."""
+    """Whether a node may follow the pool: an activation that commutes with it, and the last Cast."""
     if isinstance(node.layer, Cast):
         conv = found.index(convolution_of(tuple(found)))
         return not any(isinstance(before.layer, Cast) for before in found[conv:])
@@ -398,7 +395,7 @@ def _recipes(net: Network, node: Node, lowering: ConvFirstLowering) -> dict[str,
 
 @recipe_op
 def window_fragments(weight: Array, per_word: int, columns: int) -> Array:
-    """(N, C, taps...) in fragments: k over channels and taps, a line of taps filled up with zeros to whole words."""
+    """(N, C, taps...) -> fragments: k over channels and taps, each row of taps zero-padded to whole words."""
     N, taps = weight.shape[0], weight.shape[-1]
     lines = weight.reshape(N, -1, taps)
     full = np.zeros((columns, lines.shape[1], round_up(taps, per_word)), weight.dtype)

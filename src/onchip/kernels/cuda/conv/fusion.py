@@ -1,4 +1,4 @@
-"""A convolution with the layers that a kernel takes along: what conv/sm90.py and conv/implicit_gemm.py claim."""
+"""A convolution with the layers fused into it, as conv/sm90.py and conv/implicit_gemm.py claim them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 
 @dataclass(frozen=True)
 class ConvRun:
-    """Neighbouring nodes, among them one convolution, or a Linear where rows are looked up."""
+    """Consecutive nodes with one convolution (or a Linear after an Embedding)."""
 
     nodes: tuple[Node, ...]
     conv: Node
-    other: str = ""  # what an Add behind it adds
+    other: str = ""  # the residual: what a following Add adds
 
     @property
     def given(self) -> str:
@@ -39,14 +39,14 @@ class ConvRun:
 
     @property
     def other_input(self) -> int | None:
-        """Which of the inputs is added: x itself, or the value behind it."""
+        """Input index of the residual: 0 if it is x itself, else 1."""
         return len({self.given, self.other}) - 1 if self.other else None
 
     def dtypes(self, net: Network) -> tuple[str, str]:
         return net.types[self.given].dtype, net.types[self.made].dtype
 
     def are_numbers(self, net: Network) -> bool:
-        """Whether tensor cores take what goes in, the weights, and what comes out."""
+        """Whether input, weights and output have dtypes that the tensor cores support."""
         weights = (net.weight_type(name).dtype for name in self.conv.weights.values())
         return {*self.dtypes(net), *weights} <= NUMBERS.keys()
 
@@ -57,7 +57,7 @@ class ConvRun:
         return sum(net.types[value].row_bytes for value in dict.fromkeys((self.given, self.other, self.made)) if value)
 
     def label(self, net: Network) -> str:
-        """Channels, taps, and what comes behind."""
+        """Channels, taps, and the fused layers."""
         C, N = (net.types[value].row_shape[0] for value in (self.conv.inputs[0], self.conv.name))
         taps = "x".join(map(str, net.weights[self.conv.weights["weight"]].shape[2:]))
         return ",".join([f"{C},{N},{taps}", *self.behind])
@@ -78,9 +78,9 @@ class ConvRun:
 
 
 def find_runs(net: Network, start: int, multiplied: str) -> list[ConvRun]:
-    """Those that begin at a node: the longest first, and every shorter one that has the convolution.
+    """All fusions that begin at a node: the longest first, then every shorter one that includes the convolution.
 
-    multiplied  the dtype thon the tensor cores take: a Cast to it in front is what they would do, too
+    multiplied  the tensor cores' operand dtype: a preceding Cast to it is fused
     """
     first = net.nodes[start]
     begins = isinstance(first.layer, Cast) and first.layer.dtype == multiplied != net.types[first.inputs[0]].dtype
@@ -94,7 +94,7 @@ def find_runs(net: Network, start: int, multiplied: str) -> list[ConvRun]:
 
 
 def with_behind(net: Network, start: int, run: ConvRun) -> list[ConvRun]:
-    """A run that begins there and ends with its convolution, with more and more of what may come behind; most first."""
+    """Extend a run that ends with its convolution by the layers that may follow; longest first."""
     runs = [run]
     for node in net.nodes[start + len(run.nodes) : start + len(run.nodes) + 3]:
         run, last = runs[-1], runs[-1].nodes[-1]
@@ -113,6 +113,6 @@ def with_behind(net: Network, start: int, run: ConvRun) -> list[ConvRun]:
 
 
 def _is_plain_sum(net: Network, node: Node) -> bool:
-    """Of two different values of the same shape."""
+    """Whether an Add has two distinct inputs of the same shape."""
     shapes = {net.types[value].shape for value in (*node.inputs, node.name)}
     return len(node.inputs) == len(set(node.inputs)) == 2 and not node.weights and len(shapes) == 1

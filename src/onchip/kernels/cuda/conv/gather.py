@@ -1,7 +1,4 @@
-"""Products of looked-up rows on a GPU: an Embedding and the Linear or the convolution that alone reads it.
-
-One launch of conv/implicit_gemm.cu.
-"""
+"""An Embedding fused with the Linear or convolution that reads it: one launch of conv/implicit_gemm.cu."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ class ProductGather:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """An Embedding, what reads its value, and what may come behind that; and less of it."""
+        """Claim an Embedding, its only reader and the layers that may follow; then shorter fusions."""
         front = _front(net, start)
         if front is None or job.is_training or device.arch not in ARCHITECTURES:
             return
@@ -54,7 +51,7 @@ class ProductGather:
 
 
 def _front(net: Network, start: int) -> ConvRun | None:
-    """ids -> Embedding -> Linear over the last axis; or over all of it, or Conv1d, with a move between."""
+    """ids -> Embedding -> Linear over the last axis; or -> Reshape -> Linear, or -> Permute -> Conv1d."""
     first = net.nodes[start]
     if not isinstance(first.layer, Embedding):
         return None
@@ -74,7 +71,7 @@ def _front(net: Network, start: int) -> ConvRun | None:
 
 
 def _geometry(net: Network, run: ConvRun) -> Geometry | None:
-    """One window over all ids, one for each of them, or those of a convolution."""
+    """One window over all ids, one window per id, or the windows of the convolution."""
     first, node = run.nodes[0], run.conv
     moved = [each.layer for each in run.nodes[1 : run.nodes.index(node)]]
     E = net.weights[first.weights["weight"]].shape[1]
@@ -101,7 +98,7 @@ def _claim(net: Network, run: ConvRun, device: Device, job: Job) -> Claim | None
         scale_of(device, job.precision), run.other_input, (ids.dtype, status),
     )  # fmt: skip
     if ids.dtype not in IDS or lowering.why_not():
-        return None  # gather looks them up
+        return None  # the gather kernel claims the Embedding instead
     is_conv = isinstance(node.layer, Conv1d)
     weight = tap_weight if is_conv else _row_weight
     table = Recipe.of(as_is, (first.weights["weight"],), (V, E), embedded.dtype)
@@ -118,7 +115,7 @@ def _claim(net: Network, run: ConvRun, device: Device, job: Job) -> Claim | None
 
 
 def _row_weight(net: Network, node: Node, lowering: WindowsLowering) -> Recipe:
-    """Of a Linear: (N, taps * channels)."""
+    """Weight of a Linear: (N, taps * channels)."""
     g, name = lowering.geometry, node.weights["weight"]
     shape = (g.N, g.taps[1] * lowering.channels)
     weight: str | Recipe = name
@@ -130,7 +127,7 @@ def _row_weight(net: Network, node: Node, lowering: WindowsLowering) -> Recipe:
 
 @recipe_op
 def spread_rows(weight: Array, taps: int, channels: int) -> Array:
-    """(N, taps * C) as (N, taps * channels), zeros behind each tap's C channels."""
+    """(N, taps * C) -> (N, taps * channels), each tap's channels zero-padded."""
     cut = weight.reshape(len(weight), taps, -1)
     return np.pad(cut, ((0, 0), (0, 0), (0, channels - cut.shape[2]))).reshape(len(weight), -1)
 

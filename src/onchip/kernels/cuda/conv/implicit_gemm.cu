@@ -1,47 +1,42 @@
-// conv/implicit_gemm.cu: convolutions and transposed ones over one or two axes, channels last, on the tensor cores of every
-// chip; and the same over rows of a table that ids choose.
+// conv/implicit_gemm.cu: 1D and 2D convolution and transposed convolution, NHWC, by mma.sync; also over embedded ids.
 //
-// Idea    mma/mma_tile.cuh, where a row is a place of y and k runs over taps and channels: a unit of k is some channels of one
-//         pixel, brought from where it lies, zeros where the window hangs over. No matrix of windows is ever made.
-//         Of a transposed convolution with stride s, outputs p, p + s, p + 2s, ... along an axis (phase p) have the same
-//         taps, over neighbouring pixels: each phase is a convolution without a stride, whose rows go to every s-th place
-//         of y. Phases and groups of channels are tiles of the same launch.
-//         With ids, a pixel is the row of the table that its id names: an embedding and the Linear or the convolution that
-//         reads it, and no embedded text in memory. A Linear over all of a text is one window, over each word windows of
-//         one tap.
+// Idea    Implicit GEMM on mma/mma_tile.cuh: a row is an output position, k runs over taps and channels. A unit of k is
+//         a few channels of one pixel, copied straight from x, zeros in the padding. A transposed convolution with
+//         stride s splits into phases: outputs p, p + s, p + 2s, ... share their taps, so each phase is a stride-1
+//         convolution that writes every s-th position. Phases and groups are tiles of the same launch. With ids a pixel
+//         is a row of the embedding table: the embedding is fused into the Linear or convolution that reads it. A
+//         Linear over the whole text is one window, a Linear per token is a window of one tap.
 // Order   Taps from the first pixel of the window to the last, then channels, as in mma/mma_tile.cuh.
-// Floor   2 flop a term. 64 -> 64 channels, 3x3, 32x32 places, B = 1,024 in fp16: 77.3 Gflop / 312 Tflop/s = 248 us on an
-//         A100; its 268 MB of float16 take 132 us.
-// Layout  x (B, H, W, channels), y and what is added to it (B, HO, WO, N); w (PARTS, N, taps of all phases * channels of a
-//         group), channels of a tap filled up with zeros to whole units; a table is (V, channels), ids (B, W).
-// Shared  As mma/mma_tile.cuh says.
-// Limits  Up to 8 phases a side; images of less than 2^30 numbers and 2^23 pixels, what windows hang over included; less
-//         than 2^31 tiles; x and y of float32, float16 or bfloat16; sm_80 up.
+// Floor   64 -> 64 channels, 3x3, 32x32, B = 1,024, fp16, A100: 77.3 Gflop / 312 Tflop/s = 248 us; 268 MB: 132 us.
+// Layout  x (B, H, W, channels), y and residual (B, HO, WO, N); w (PARTS, N, taps of all phases * channels of a group),
+//         a tap's channels zero-padded to whole units; table (V, channels), ids (B, W). Shared as in mma/mma_tile.cuh.
+// Limits  Up to 8 phases per axis; < 2^30 elements and < 2^23 pixels per image with padding; < 2^31 tiles; x, y
+//         float32, float16 or bfloat16; sm_80 up.
 #include "common/fast_divide.cuh"
 #include "mma/mma_tile.cuh"
 #include "common/status.cuh"
 
-constexpr int MOST_PHASES = 8;  // of an axis
+constexpr int MOST_PHASES = 8;  // per axis
 constexpr int NOWHERE = -(1 << 30);
 
 struct Phase {
-    Divider by_taps;    // along the axis
-    u32 taps_before;    // of the phases before it
-    int begin;          // of its windows: pixels behind where the walk is
-    int places;         // that it has in an image of y
+    Divider by_taps;    // taps along the axis
+    u32 taps_before;    // of the previous phases
+    int begin;          // first pixel of its windows, relative to the walk
+    int places;         // positions it has in an image of y
 };
 
 struct Windows {
     int H, W, C;                  // of x; channels of a group
-    int channels, columns;        // of a pixel of x and of y: of all groups
+    int channels, columns;        // channels of a pixel of x and of y, all groups
     int lines_out, columns_out;   // of y
     int stride_h, stride_w, before_h, before_w, dilation_h, dilation_w;
-    int piece;                    // bytes that channels of x are a multiple of
+    int piece;                    // alignment of a pixel's channels in bytes
     int phases_h;
-    u32 taps_w;                   // of all phases, along a line
-    u32 row_units;                // of w
-    Divider by_units;             // of a tap
-    Divider by_places, by_line;   // of the walk over an image, and over a line
+    u32 taps_w;                   // of all phases, along a row
+    u32 row_units;                // units per row of w
+    Divider by_units;             // units of a tap
+    Divider by_places, by_line;   // positions of the walk per image, and per row
     Divider by_groups, by_phases, by_phases_w;
     Phase down[MOST_PHASES], right[MOST_PHASES];
 };
@@ -62,7 +57,7 @@ struct TilePhase {
     }
 };
 
-// A tile's first place: its image, and how many places into it.
+// A tile's first position: its image, and the position in it.
 struct TileStart {
     long long image;
     u32 rest;
@@ -71,7 +66,7 @@ struct TileStart {
         : image(m / windows.by_places.size), rest(static_cast<u32>(m - image * windows.by_places.size)) {}
 };
 
-// A walk's place, `row` behind the first of a tile: its image from the tile's first on, and where it is in that.
+// The walk's position `row` after the tile's first: its image relative to the tile's, and row and column in it.
 struct Spot {
     int image, line, column;
 
@@ -84,28 +79,29 @@ struct Spot {
     }
 };
 
-// The pixels under BM places, slice by slice. Id: void where they are an image's, else they are rows of a table.
+// Loads the pixels under BM positions slice by slice. Id: void for images, else x is a table of embeddings.
 // IS_WHOLE: channels are whole units of k, 16-byte aligned
 template <class P, class X, class Id, int BM, int THREADS, bool IS_WHOLE>
 struct WindowRows {
     static constexpr bool IS_TABLE = !is_same<Id, void>;
     using Places = UnitPlaces<P, X, BM, THREADS>;
-    const X* x;  // the first image of the tile, the group's first channel; or the table
+    const X* x;  // first image of the tile, first channel of the group; or the table
     const Id* ids;
     u64* status;
     long long V;
     const Windows& windows;
     const TilePhase& phase;
-    u32 units, k;           // of the phase, and the thread's next
-    int to;                 // where units go
-    long long first_place;  // of ids, of the tile's first image
-    // Of each row that the thread brings: its window's first pixel, and where that is, from the tile's first image on.
+    u32 units, k;           // units of the phase; the thread's next unit
+    int to;                 // destination in shared memory
+    long long first_place;  // index of the first id of the tile's first image
+    // Per row that the thread loads: pixel index of its window's first tap from the tile's first image on, and (h, w).
     int at[Places::EACH], h[Places::EACH], w[Places::EACH];
 
     __device__ __forceinline__ WindowRows(const X* x, const Id* ids, u64* status, long long V, const Windows& windows,
-                                          const TilePhase& phase, const TileStart& start, long long rows_left, u32 group)
-        : x(x), ids(ids), status(status), V(V), windows(windows), phase(phase), units(phase.units(windows)), k(Places::unit()),
-          to(Places::first()) {
+                                          const TilePhase& phase, const TileStart& start, long long rows_left,
+                                          u32 group)
+        : x(x), ids(ids), status(status), V(V), windows(windows), phase(phase), units(phase.units(windows)),
+          k(Places::unit()), to(Places::first()) {
         first_place = static_cast<long long>(windows.H) * windows.W * start.image;
         if constexpr (!IS_TABLE) this->x += first_place * windows.channels + static_cast<int>(group) * windows.C;
 #pragma unroll
@@ -141,16 +137,16 @@ struct WindowRows {
     }
 };
 
-// The places of y of a tile's phase, and the columns of its group.
+// Output rows of a tile's phase, and columns of its group.
 template <class Y>
 struct PlacesOut {
     using Number = Y;
-    Y* y;  // the group's first column
+    Y* y;  // first column of the group
     long long M, N;
     const Y* other;
     const Windows& windows;
     const TilePhase& phase;
-    long long m;  // the tile's first place
+    long long m;  // first position of the tile
     const TileStart& start;
 
     __device__ __forceinline__ long long row(long long of) const {
@@ -160,16 +156,17 @@ struct PlacesOut {
         if (spot.line >= phase.down.places || spot.column >= phase.right.places) return -1;
         const int line = spot.line * windows.phases_h + static_cast<int>(phase.h);
         const int column = spot.column * static_cast<int>(windows.by_phases_w.size) + static_cast<int>(phase.w);
-        return (((start.image + spot.image) * windows.lines_out + line) * windows.columns_out + column) * windows.columns;
+        return (((start.image + spot.image) * windows.lines_out + line) * windows.columns_out + column) *
+               windows.columns;
     }
 };
 
-// N  columns of a group
+// N  columns per group
 template <class P, class X, class Y, class Id, int BM, int BN, int WM, int WN, int STAGES, bool IS_WHOLE>
 __global__ void __launch_bounds__(32 * WM * WN, (MMA_BLOCKS<P, BM, BN, WM * WN>))
 product_windows(const X* __restrict__ x, const Id* __restrict__ ids, const typename P::Number* __restrict__ w,
-                const float* __restrict__ bias, const Y* other, Y* y, u64* status, long long V, long long M, long long N,
-                const __grid_constant__ Windows windows, u32 code, u32 a_bits, u32 b_bits) {
+                const float* __restrict__ bias, const Y* other, Y* y, u64* status, long long V, long long M,
+                long long N, const __grid_constant__ Windows windows, u32 code, u32 a_bits, u32 b_bits) {
     using W = typename P::Number;
     constexpr int THREADS = 32 * WM * WN, UNIT = MmaSlice<P>::UNIT;
     extern __shared__ uint4 room[];
@@ -183,11 +180,11 @@ product_windows(const X* __restrict__ x, const Id* __restrict__ ids, const typen
     const long long pitch = static_cast<long long>(windows.row_units) * UNIT, column = group * N + tile.n;
     const u32 units = rows.units;
     Lines<P, W, BN, THREADS, MmaSlice<P>::PARTS, true> weights(
-        w + column * pitch + phase.first_unit(windows) * UNIT, pitch, N - tile.n, static_cast<long long>(units) * UNIT, 16,
-        windows.columns * pitch);
+        w + column * pitch + phase.first_unit(windows) * UNIT, pitch, N - tile.n, static_cast<long long>(units) * UNIT,
+        16, windows.columns * pitch);
     const Y* const added = other == nullptr ? nullptr : other + group * N;
     const PlacesOut<Y> out{y + group * N, M, N, added, windows, phase, tile.m, start};
     multiply_tile<P, X, BM, BN, WM, WN, STAGES>(
-        room, rows, weights, (units + UNITS - 1) / UNITS, bias == nullptr ? nullptr : bias + column, out, tile.m, tile.n,
-        Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
+        room, rows, weights, (units + UNITS - 1) / UNITS, bias == nullptr ? nullptr : bias + column, out, tile.m,
+        tile.n, Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
 }

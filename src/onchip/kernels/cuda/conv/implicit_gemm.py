@@ -1,4 +1,4 @@
-"""Host side of conv/implicit_gemm.cu: convolutions, channels last, on every chip."""
+"""Host side of conv/implicit_gemm.cu: NHWC convolution by mma.sync, on every architecture."""
 
 from __future__ import annotations
 
@@ -47,29 +47,29 @@ from onchip.plan.rewrites.phases import PhaseAlong
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-LEAST_COLUMNS = 8  # of y, in a group: with fewer, most of a tile would be empty
-MOST_PIXELS = 1 << 23  # of an image: those of a tile of 128 places, one an image, are counted by 31 bits
+LEAST_COLUMNS = 8  # of y per group: with fewer, most of a tile is padding
+MOST_PIXELS = 1 << 23  # per image: pixel offsets of a tile of 128 positions, one per image, fit in 31 bits
 IDS = {"int32": "int", "int64": "long long"}
 
-# Products of 16 bits wait for windows, whose pixels have places of their own, and longer for pixels of float32: faces'
-# layers, 64 to 64 channels by 3 x 3 and others took 1.5 to 1.8 and 2.2 to 2.6 times what tiles of rows take (H200).
+# 16-bit gemms wait for windows, whose pixels are gathered one by one, and longer for float32 pixels: 64 -> 64 channels
+# 3 x 3 and others took 1.5 to 1.8 and 2.2 to 2.6 times as long as contiguous rows (H200).
 WINDOW_PACE, WIDE_PACE = 0.6, 0.42
-LEAST_US = 1.6  # of any launch: one slice of k took 0.8 to 2.2 us more than an empty one
+LEAST_US = 1.6  # per launch: one slice of k took 0.8 to 2.2 us more than an empty kernel
 
 
 @dataclass(frozen=True)
 class WindowsLowering:
-    """A convolution, what is added to it and its activation as one launch."""
+    """A convolution, a residual and its activation, lowered to one launch."""
 
     geometry: Geometry
     precision: str
-    dtypes: tuple[str, str]  # of x, or of the table, and of y
+    dtypes: tuple[str, str]  # dtypes of x (or of the table) and y
     activation: Elementwise | None
     has_bias: bool
     units: int
-    scale: float  # of tiles' rates (mma/mma_tile.py)
-    other: int | None = None  # which of the inputs is added
-    ids: tuple[str, StatusWord] | None = None  # of rows of a table, which are then the pixels: their dtype
+    scale: float  # of the tiles' rates (mma/mma_tile.py)
+    other: int | None = None  # input index of the residual
+    ids: tuple[str, StatusWord] | None = None  # their dtype; pixels are then rows of a table
 
     @property
     def windows(self) -> Windows:
@@ -77,55 +77,55 @@ class WindowsLowering:
 
     @property
     def unit(self) -> int:
-        """Numbers of k that are brought at a time."""
+        """Elements of k per load."""
         return unit_of(self.precision)
 
     @property
     def channels(self) -> int:
-        """Of a group and a tap, filled up to whole units."""
+        """Channels per group and tap, padded to whole units."""
         return round_up(self.geometry.C, self.unit)
 
     @property
     def piece(self) -> int:
-        """Bytes that channels of a group are a multiple of, up to 16."""
+        """Alignment of a group's channels in bytes, up to 16."""
         return math.gcd(self.geometry.C * DTYPE_BYTES[self.dtypes[0]], 16)
 
     @property
     def is_whole(self) -> bool:
-        """Whether they are whole units."""
+        """Whether channels are whole, aligned units."""
         return self.channels == self.geometry.C and self.piece == 16
 
     @property
     def depths(self) -> list[int]:
-        """Of k, of each phase, in whole slices."""
+        """K of each phase, padded to whole slices."""
         return [round_up(taps * self.channels, depth_of(self.precision)) for taps in self.windows.taps()]
 
     def places(self, B: int) -> int:
-        """Rows of a phase's tiles."""
+        """Rows of a phase's gemm."""
         return B * math.prod(self.windows.places)
 
     def tile_count(self, B: int, tile: MmaTile) -> int:
         return self.windows.count * self.geometry.groups * tile.count(self.places(B), self.geometry.N)
 
     def work(self, B: int, tile: MmaTile) -> float:
-        """Products that would take as long at the device's rate. Few tiles take as long as the phase of most taps."""
+        """Time as multiply-adds at the device's rate. With few tiles the phase with the most taps decides."""
         rounds = math.ceil(self.tile_count(B, tile) / self.units)
         depth = max(self.depths) if rounds == 1 else sum(self.depths) / self.windows.count
         return rounds * self.units * tile.work(depth, self.scale * self._pace, self.is_whole)
 
     @property
     def _pace(self) -> float:
-        """Of a tile's rate, of rows that lie side by side."""
+        """Rate relative to a gemm with contiguous rows."""
         if DTYPE_BYTES[PRECISIONS[self.precision].dtype] != 2:
             return 1.0
         return WINDOW_PACE if DTYPE_BYTES[self.dtypes[0]] == 2 else WIDE_PACE
 
     def tile(self, B: int) -> MmaTile:
-        """The one that should be done first. All make the same bits."""
+        """The tile with the least estimated time. All compute the same bits."""
         return min(tiles_of(self.precision, self.is_whole), key=lambda tile: self.work(B, tile))
 
     def rate(self, B: int) -> float:
-        """Share of the device's rate, of products that are asked for."""
+        """Share of the device's rate, without padding."""
         g, windows = self.geometry, self.windows
         down, right = windows.phases
         asked = sum(h.taps * h.places * w.taps * w.places for h in down for w in right) * g.C * g.N * g.groups
@@ -166,7 +166,7 @@ class WindowsLowering:
         return KernelLaunch(program, config, arguments, tile.budget(self.precision))
 
     def _packed(self) -> bytes:
-        """`Windows` of the .cu file."""
+        """The struct `Windows` of the .cu file."""
         g, windows = self.geometry, self.windows
         down, right = windows.phases
         frame = (*windows.stride, *windows.before, *g.dilation)
@@ -196,7 +196,7 @@ class ProductWindows:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """A convolution, with a sum and an activation behind it and the Casts around it; and less of that."""
+        """Claim a convolution with the Casts, residual and activation around it; then shorter fusions."""
         if job.is_training or device.arch not in ARCHITECTURES:
             return
         for run in find_runs(net, start, PRECISIONS[job.precision].dtype):
@@ -223,10 +223,10 @@ class ProductWindows:
 def price_of(
     net: Network, run: ConvRun, lowering: WindowsLowering, recipes: dict[str, Recipe], job: Job, more_bytes: int = 0
 ) -> Price:
-    """more_bytes  of a row, besides those of the values at both ends"""
+    """more_bytes: per row, in addition to the values at both ends"""
     is_split = PRECISIONS[job.precision].parts > 1
     return Price(
-        run.row_flop(net) * (3 if is_split else 1),  # three products of tf32 for one of fp32
+        run.row_flop(net) * (3 if is_split else 1),  # 3xTF32: three gemms per fp32 gemm
         run.row_bytes(net) + more_bytes,
         sum(recipe.nbytes for name, recipe in recipes.items() if name != "table"),
         precision="tf32" if is_split else "",
@@ -249,7 +249,7 @@ def bias_recipe(node: Node, g: Geometry) -> dict[str, Recipe]:
 
 
 def tap_weight(net: Network, node: Node, lowering: WindowsLowering) -> Recipe:
-    """Of a convolution: (N, taps of all phases * channels)."""
+    """Weight of a convolution: (N, taps of all phases * channels)."""
     g, order, name = lowering.geometry, lowering.windows.tap_order(), node.weights["weight"]
     N, dtype = g.groups * g.N, net.weight_type(name).dtype
     weight: str | Recipe = name
@@ -264,7 +264,7 @@ def tap_weight(net: Network, node: Node, lowering: WindowsLowering) -> Recipe:
 
 @recipe_op
 def taps_of_groups(weight: Array, order: tuple[int, ...], groups: int) -> Array:
-    """(C, N / groups, taps...) of a transposed convolution as (N, C / groups, taps)."""
+    """(C, N / groups, taps...) of a transposed convolution -> (N, C / groups, taps)."""
     cut = weight.reshape(groups, len(weight) // groups, weight.shape[1], -1)[..., list(order)]
     return np.ascontiguousarray(cut.swapaxes(1, 2)).reshape(-1, len(weight) // groups, len(order))
 
@@ -275,7 +275,7 @@ _SAME = Geometry(False, 64, 64, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (
 def instance_of(
     name: str, precision: str, dtypes: tuple[str, str], tile: MmaTile, ids: str = "", channels: int = 64
 ) -> Instance:
-    """Of any geometry: that is known when it is launched."""
+    """One instance serves all geometries: sizes are run-time values."""
     looked_up = (ids, StatusWord("ids", (32,), 1000)) if ids else None
 
     def launch(device: Device) -> KernelLaunch:

@@ -1,23 +1,22 @@
-// conv/pixel.cu: convolutions of one tap and few channels, at the rate of memory. Sizes are run-time values.
+// conv/pixel.cu: 1x1 convolution of few channels at memory bandwidth. Sizes are run-time values.
 //
-// Idea    A pixel of x is C numbers that lie side by side. A thread makes BN channels of PX pixels: it reads 16 bytes of
-//         each of its pixels at a time, the next ones on their way, and multiplies them by weights that all threads read
-//         at once from shared memory. Neighbouring threads have the channels of a pixel, then neighbouring pixels.
-// Floor   8 -> 16 channels of float16, 48x48 places, B = 4096: 453 MB / 4.8 TB/s = 94 us; 2.4 Gflop of the ordinary cores
-//         are 36 us.
-// Order   A sum runs over the channels by multiply-adds that start from zero. Then come the bias and the activation.
-// Layout  x (pixels, C), channels last; y with channels last or in front, `places` pixels an image; w (C, N); bias (N) or
-//         none. x 16 B aligned, C whole 16 B.
-// Shared  C * N floats, N filled up to whole slices of BN: 512 B for 8 -> 16.
-// Limits  x and y float32, float16 or bfloat16, w float32; C * N up to 8,192, filled up; Index counts threads and
-//         pixels; sm_80 up.
+// Idea    A thread computes BN channels of PX pixels in NHWC. It loads 16 bytes of each pixel at a time, prefetches the
+//         next 16, and multiplies by weights broadcast from shared memory. Adjacent threads have the channel slices of
+//         one pixel, then adjacent pixels.
+// Floor   8 -> 16 channels of float16, 48x48, B = 4096: 453 MB / 4.8 TB/s = 94 us; 2.4 Gflop of FFMA are 36 us.
+// Order   fma over the channels from zero, then bias and activation.
+// Layout  x (pixels, C) NHWC, 16 B aligned, C a multiple of 16 B; y NHWC or NCHW, `places` pixels per image; w (C, N);
+//         bias (N) or nullptr.
+// Shared  C * N floats, N padded to a multiple of BN: 512 B for 8 -> 16.
+// Limits  x, y float32, float16 or bfloat16, w float32; C * N (padded) up to 8,192; Index holds thread and pixel
+//         counts; sm_80 up.
 #include "common/fast_divide.cuh"
 #include "common/epilogue.cuh"
 #include "common/accumulator.cuh"
 
 constexpr int THREADS = 256;
 
-// V neighbours at a time, where N is a multiple of that.
+// Stores of V elements, for N a multiple of V.
 template <int V, class Y, int BN>
 __device__ __forceinline__ void store_slice(Y* to, const float (&sums)[BN], int left) {
 #pragma unroll
@@ -29,7 +28,7 @@ __device__ __forceinline__ void store_slice(Y* to, const float (&sums)[BN], int 
     }
 }
 
-// count   pixels of x, the group of a thread `apart` from each other
+// count   pixels of x; a thread's pixels are `apart` from each other
 // slices  of BN channels of y
 template <class X, class Y, class Index, int BN, int PX>
 __global__ void __launch_bounds__(THREADS, 2)
@@ -45,7 +44,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     uint4 now[PX], next[PX];
 #pragma unroll
     for (int p = 0; p < PX; ++p) {
-        // What is not there reads the first pixel.
+        // Out-of-range pixels read the first one.
         const bool is_there = first < apart && first + p * apart < count;
         from[p] = x + (is_there ? (first + p * apart) * C : 0);
         now[p] = *reinterpret_cast<const uint4*>(from[p]);

@@ -1,4 +1,4 @@
-"""Host side of conv/pixel.cu: convolutions of one tap and few channels."""
+"""Host side of conv/pixel.cu: 1x1 convolution of few channels."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from onchip.plan.layout import CHANNELS_LAST, has_channels
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS = 256
-SLICES = {4: 4, 16: 2}  # channels of y that a thread makes, and of how many pixels
+SLICES = {4: 4, 16: 2}  # channels of y per thread -> pixels per thread
 MOST_WEIGHTS = 8192  # floats in shared memory
-MOST_PIXELS = 1 << 31  # of an image
-# Share of the device's fp32 rate where channels fill their slices: 32 to 32 channels and 64 to 64 had 0.27 to 0.45 of
-# an H200's. A thread makes all channels of its pixels, so that one image takes as long as a block's: 3.5 us with 8 to
-# 16 channels, 5 with 32 to 32, 13 with 64 to 64, 23 with 64 to 128, less 2 of the launch.
+MOST_PIXELS = 1 << 31  # per image
+# Share of the device's fp32 rate for full slices: 32 -> 32 and 64 -> 64 channels reached 0.27 to 0.45 of an H200. A
+# thread computes all channels of its pixels, so one image takes as long as one block: 3.5 us for 8 -> 16 channels, 5
+# for 32 -> 32, 13 for 64 -> 64, 23 for 64 -> 128, minus 2 for the launch.
 RATE, HEAD_US, WEIGHT_US = 0.3, 0.9, 0.0025
 
 
@@ -54,9 +54,9 @@ class PixelLowering:
 
     C: int
     N: int
-    places: int  # pixels of an image
+    places: int  # pixels per image
     dtype: str
-    is_last: bool  # whether y lies with channels last
+    is_last: bool  # whether y is NHWC
     has_bias: bool
     activation: Elementwise | None = None
 
@@ -66,7 +66,7 @@ class PixelLowering:
 
     @property
     def filled(self) -> int:
-        """N in whole slices."""
+        """N padded to whole slices."""
         return round_up(self.N, self.slice)
 
     def at(self, B: int) -> Steps:
@@ -102,7 +102,7 @@ class ConvPixel:
 
 
 def _takes(net: Network, node: Node, g: Geometry) -> bool:
-    """One tap a pixel, whose channels lie side by side."""
+    """Whether this is a plain 1x1 convolution with 16 B aligned NHWC pixels."""
     value = node.inputs[0]
     x = net.types[value]
     if x.dtype not in NUMBERS or net.types[node.name].dtype != x.dtype or not has_channels(x) or value in net.inputs:
@@ -113,7 +113,7 @@ def _takes(net: Network, node: Node, g: Geometry) -> bool:
 
 
 def _claims(net: Network, nodes: tuple[Node, ...], g: Geometry, dtype: str) -> Iterator[Claim]:
-    """y in rows, and with channels last."""
+    """One claim with y in NCHW, one in NHWC."""
     first, last = nodes[0], nodes[-1]
     value, made = first.inputs[0], last.name
     activation = last.layer if isinstance(last.layer, Elementwise) else None
@@ -121,7 +121,7 @@ def _claims(net: Network, nodes: tuple[Node, ...], g: Geometry, dtype: str) -> I
     labels = (str(g.C), str(g.N), *([activation.kind] if activation else ()))
     for is_last in (False, True) if net.readers(made) and has_channels(net.types[made]) else (False,):
         lowering = PixelLowering(g.C, g.N, math.prod(g.sides_in), dtype, is_last, "bias" in recipes, activation)
-        # The flop are those of the ordinary cores, whatever the job computes in: it only becomes more exact.
+        # FFMA whatever the job's precision: the result is only more exact.
         price = Price(
             sum(map(net.row_flop, nodes)), net.types[value].row_bytes + net.types[made].row_bytes,
             sum(recipe.nbytes for recipe in recipes.values()), 1, "fp32", RATE * g.N / lowering.filled,

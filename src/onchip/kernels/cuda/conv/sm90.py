@@ -1,4 +1,4 @@
-"""Host side of conv/sm90.cu: convolutions and transposed ones, channels last."""
+"""Host side of conv/sm90.cu: NHWC convolution and transposed convolution."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.plan.plan import values_read
 
 SOURCE = Path(__file__).with_suffix(".cu")
-# Of the rate of products, in 16 bits: 0.70 to 0.86 of six convolutions, 3x3 with 16 to 96 channels, 4,096 images, H200.
+# Of the gemm rate in 16 bits: measured 0.70 to 0.86 for six 3x3 convolutions of 16 to 96 channels, 4,096 images, H200.
 WINDOWS = 0.8
-LEAST_CHANNELS = 16  # of x and of y: with fewer, most of a box or a tile would be empty
+LEAST_CHANNELS = 16  # of x and y: with fewer, most of a tile is padding
 
 
 @dataclass(frozen=True)
 class ConvWgmmaLowering:
-    """A convolution, what is added to it and its activation as one launch."""
+    """A convolution, a residual and its activation, lowered to one launch."""
 
     geometry: Geometry
     precision: str
@@ -65,8 +65,8 @@ class ConvWgmmaLowering:
     activation: Elementwise | None
     has_bias: bool
     units: int
-    other: int | None = None  # which of the inputs is added
-    parts: int = 1  # of a sum
+    other: int | None = None  # input index of the residual
+    parts: int = 1  # split-K
 
     @property
     def windows(self) -> Windows:
@@ -74,34 +74,34 @@ class ConvWgmmaLowering:
 
     @property
     def depth(self) -> int:
-        """Numbers of k in a box."""
+        """Elements of k per slice."""
         return LINE // DTYPE_BYTES[PRECISIONS[self.precision].dtype]
 
     @property
     def slice_taps(self) -> int:
-        """Taps in a slice of k. Few channels, which the tensor cores read where they lie, leave room for several."""
+        """Taps per slice of k: several if 16-bit pixels have few channels."""
         if DTYPE_BYTES[self.dtypes[0]] != 2:
             return 1
         return max(1, self.depth // max(LEAST_CHANNELS, 1 << (self.geometry.C - 1).bit_length()))
 
     @property
     def blocks(self) -> int:
-        """Slices of k, of each tap; 1 where a slice has several taps."""
+        """Slices of k per tap; 1 if a slice has several taps."""
         return math.ceil(self.geometry.C / self.depth)
 
     @property
     def channels(self) -> int:
-        """Of each tap, filled up to whole boxes."""
+        """Channels per tap, padded to whole TMA tiles."""
         return self.blocks * self.depth // self.slice_taps
 
     @property
     def slices(self) -> list[int]:
-        """Of k, of each phase."""
+        """Slices of k per phase."""
         return [math.ceil(taps / self.slice_taps) * self.blocks for taps in self.windows.taps()]
 
     @cached_property
     def images(self) -> ImageConv | None:
-        """The same by conv/sm90_images.cu, with the same weights and the same bits, where it can."""
+        """The same convolution by conv/sm90_images.cu (same weights, same bits), or None if it does not apply."""
         numbers = {*self.dtypes, PRECISIONS[self.precision].dtype}
         if len(numbers) > 1 or DTYPE_BYTES[self.dtypes[0]] != 2 or self.geometry.N % 8:
             return None
@@ -111,25 +111,25 @@ class ConvWgmmaLowering:
         return image_conv(self.geometry, self.precision, self.activation, self.blocks, self.channels, order, adds)
 
     def takes_images(self, B: int) -> bool:
-        """Whether conv/sm90_images.cu should be done first."""
+        """Whether conv/sm90_images.cu is estimated to be faster."""
         return self.images is not None and self.images.cycles(B, self.units) < self.cycles(B)
 
     @property
     def multiplied(self) -> int:
-        """Products of an image: channels are filled up to whole boxes, and phases to as many places."""
+        """Multiply-adds per image, padded channels and positions included."""
         return self.geometry.N * math.prod(self.windows.places) * sum(self.windows.taps()) * self.channels
 
     def cycles(self, B: int) -> float:
-        """Of a multiprocessor, as conv/sm90_images.py has them."""
-        unit = 128 * 64 * 64  # products
+        """Cycles of an SM, comparable with conv/sm90_images.py."""
+        unit = 128 * 64 * 64  # multiply-adds
         return B * self.multiplied / unit * UNIT_CYCLES / (self.units * self.rate(B))
 
     def rate(self, B: int, hides_begin: bool = False) -> float:
-        """Of the chip's products."""
+        """Share of the device's gemm rate."""
         return self.product(B).rate(self.units, hides_begin) * (WINDOWS if DTYPE_BYTES[self.dtypes[0]] == 2 else 1.0)
 
     def product(self, B: int) -> WgmmaProduct:
-        """A row for each place of y, or of one of its phases."""
+        """The gemm: a row per output position of a phase."""
         windows = self.windows
         return WgmmaProduct(
             B * math.prod(windows.places), self.geometry.N, sum(windows.taps()) * self.channels,
@@ -137,18 +137,18 @@ class ConvWgmmaLowering:
         )  # fmt: skip
 
     def splits_well(self, B: int) -> int:
-        """Parts of a sum, such that all multiprocessors have one where there are few places."""
+        """Split-K factor that occupies all SMs when there are few positions."""
         parts = self._longest(B).splits_well(self.units)
         while not all(parts_have_slices(count, parts) for count in self.slices):
             parts //= 2
         return parts
 
     def _longest(self, B: int) -> WgmmaProduct:
-        """The product of the phase with most taps, which few places wait for."""
+        """The gemm of the phase with the most taps, which bounds the time of few positions."""
         return replace(self.product(B), K=max(self.slices) * self.depth)
 
     def least_us(self, B: int) -> float:
-        """However few places there are; 0 where a multiprocessor has several tiles, whose time the rate tells."""
+        """Time of one tile, for few positions; 0 if SMs have several tiles, where the rate decides."""
         longest = self._longest(B)
         return longest.least_us(self.units) if longest.count(longest.cut(self.units)[0]) <= self.units else 0.0
 
@@ -190,7 +190,7 @@ class ConvWgmmaLowering:
 
 
 def _turned(pair: tuple[int, int]) -> tuple[int, int]:
-    """(H, W) as (W, H)."""
+    """(H, W) -> (W, H)."""
     return pair[1], pair[0]
 
 
@@ -201,11 +201,11 @@ class ConvWgmma:
 
     @property
     def makes(self) -> Mapping[str, float]:
-        """By recipes/recipes.cu: a pass over memory."""
+        """Recipes that recipes/recipes.cu computes on the GPU: one pass over memory."""
         return {op_name(spread_taps): 1.0}
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """A convolution, with a sum and an activation behind it and the Casts around it; and less of that."""
+        """Claim a convolution with the Casts, residual and activation around it; then shorter fusions."""
         if job.is_training or device.arch not in ARCHITECTURES:
             return
         for run in find_runs(net, start, PRECISIONS[job.precision].dtype):
@@ -219,7 +219,7 @@ class ConvWgmma:
 
 
 def _lowering(net: Network, run: ConvRun, job: Job, device: Device) -> ConvWgmmaLowering | None:
-    """None: there is nothing to say about such a convolution."""
+    """None if the kernel does not apply and there is nothing to report."""
     geometry = _all_channels(geometry_of(net, run.conv))
     if not run.are_numbers(net) or min(geometry.N, geometry.C) < LEAST_CHANNELS:
         return None
@@ -249,7 +249,7 @@ def _claim(net: Network, run: ConvRun, lowering: ConvWgmmaLowering, job: Job) ->
         label=f"{ConvWgmma.name}<{label}>",
         nodes=run.names,
         price=Price(
-            row_flop * (3 if precision.parts > 1 else 1),  # three products of tf32 for fp32's
+            row_flop * (3 if precision.parts > 1 else 1),  # 3xTF32: three gemms per fp32 gemm
             run.row_bytes(net),
             sum(made.nbytes for made in recipes.values()),
             precision="tf32" if precision.parts > 1 else "",
@@ -285,13 +285,13 @@ def _recipes(net: Network, node: Node, lowering: ConvWgmmaLowering) -> dict[str,
 
 
 def _all_channels(g: Geometry) -> Geometry:
-    """The same without groups: zeros stand for channels that are not in one's group."""
+    """The dense equivalent of a grouped convolution; w gets zeros."""
     return replace(g, C=g.C * g.groups, N=g.N * g.groups, groups=1)
 
 
 @recipe_op
 def ungrouped(weight: Array, groups: int) -> Array:
-    """(N, C / groups, taps...), of a transposed one (C, N / groups, taps...), with all channels."""
+    """(N, C / groups, taps...), or transposed (C, N / groups, taps...), -> block-diagonal with all channels."""
     each, second = len(weight) // groups, weight.shape[1]
     made = np.zeros((len(weight), second * groups, *weight.shape[2:]), weight.dtype)
     for i in range(groups):
@@ -301,13 +301,13 @@ def ungrouped(weight: Array, groups: int) -> Array:
 
 @recipe_op
 def taps_in_order(weight: Array, order: tuple[int, ...]) -> Array:
-    """(C, N, taps...) of a transposed convolution as (N, C, taps)."""
+    """(C, N, taps...) of a transposed convolution -> (N, C, taps)."""
     return np.ascontiguousarray(weight.reshape(*weight.shape[:2], -1)[..., list(order)].swapaxes(0, 1))
 
 
 @recipe_op
 def spread_taps(weight: Array, channels: int) -> Array:
-    """(N, C, taps...) as (N, taps * channels), zeros behind each tap's C channels."""
+    """(N, C, taps...) -> (N, taps * channels), each tap's channels zero-padded."""
     N, C = weight.shape[:2]
     turned = np.moveaxis(weight.reshape(N, C, -1), 1, 2)
     spread = np.zeros((N, turned.shape[1], channels), weight.dtype)

@@ -1,86 +1,79 @@
-// conv/sm90_images.cu: convolutions and transposed ones of many images, channels last, 16 bits, at the tensor cores' rate.
+// conv/sm90_images.cu: convolution and transposed convolution of many images, NHWC, 16 bits, by TMA and wgmma.
 //
-// Idea    A tile is IMAGES images, all at the same places of y. So a tap that lies outside of the image there is left out,
-//         for the whole tile: of 5x5 taps by steps of 2 over 4x4 pixels that is 28 % of the products, over 16x16 7 %.
-//         A tile has UNITS units of 64 channels of y: of one place, or of the neighbouring places of a cell (of a transposed
-//         convolution: its phases). A pixel of x that several units reach is brought once for all of them: of 5x5 taps by
-//         steps of 2, 9 pixels serve 25 products.
-//         Four warps bring boxes of weights, a unit each, and of pixels, STAGES slices ahead. Two teams of four have two units
-//         each, one those that get their last tap first: so one team multiplies while the other ends its tile. Products are
-//         turned: channels of y are the rows, images the columns. What is made is turned back on its way to shared memory,
-//         and leaves as boxes while the next products are made. What else is added to y (a residual) comes to where that
-//         leaves from while products are made.
-// Order   That of conv/sm90.cu, bit by bit: taps from the first pixel of the window to the last, then channels; products
-//         that are left out here are zeros there. Then the bias, the residual and the activation.
-// Floor   2 flop a term inside the image. 128 -> 64 channels, 5x5 by steps of 2, 16x16 -> 32x32, B = 5,248: 509 Gflop / 989
-//         Tflop/s = 515 us. L2 gives 9 * 32 KB of pixels for 128 images of a cell and 410 KB of weights, 6.7 GB in all. An
-//         H200 took 895 us in the whole network, of 512 -> 256 channels on 4x4 603 us (403 of its products) and of 256 -> 128
-//         on 8x8 779 us (477); 128 -> 64 took 996 us when one warp brought all boxes, and 1,062 us with weights shared by
-//         the two blocks of a cluster. 64 -> 64 channels, 3x3 over 32x32 with a residual, B = 4,096: 309 Gflop, 313 us.
-// Layout  x (B, H, W, C), y and the residual (B, HO, WO, N); w (N, taps * channels), as conv/sm90.cu has it; bias (N) or none.
-// Shared  STAGES * 48 KB + 32 KB of what leaves, and 1 KB to begin at a multiple of it: 225 KB. With a residual a stage less,
-//         and 64 KB of what leaves: 209 KB.
-// Limits  C and N numbers are multiples of 16 B; up to MOST_STEPS pixels under a cell; sm_90a.
+// Idea    A tile is the same positions of IMAGES images, so taps in the padding are skipped: 28 % of the flop for 5x5,
+//         stride 2 over 4x4, 7 % over 16x16. A tile has UNITS units of 64 channels, of one position or of a cell of
+//         adjacent ones (phases). A pixel is loaded once for all units: 9 pixels serve 25 taps. Persistent: four
+//         producer warps load weights (a unit each) and pixels by TMA; two consumer warpgroups, two units each, finish
+//         at different times, so epilogue and wgmma overlap. M = channels, N = images; y goes out by stmatrix.trans and
+//         TMA.
+// Order   Bit-identical to conv/sm90.cu: taps, then channels; then bias, residual, activation.
+// Floor   128 -> 64, 5x5, 16x16 -> 32x32, B = 5,248: 509 Gflop / 989 Tflop/s = 515 us; 6.7 GB from L2. H200: 895 us
+//         (996 with one producer warp, 1,062 with weights shared in a cluster). 512 -> 256 on 4x4: 603 us (floor 403);
+//         256 -> 128 on 8x8: 779 us (477). 64 -> 64, 3x3, 32x32 with a residual, B = 4,096: 309 Gflop, 313 us.
+// Layout  x (B, H, W, C), y and residual (B, HO, WO, N); w (N, taps * channels) as in conv/sm90.cu; bias (N) or null.
+// Shared  STAGES * 48 KB + 32 KB for stores + 1 KB alignment: 225 KB. With a residual one stage less, 64 KB: 209 KB.
+// Limits  C and N multiples of 16 B; up to MOST_STEPS pixels under a cell; sm_90a.
 #include "mma/tma.cuh"
 #include "common/epilogue.cuh"
 #include "mma/wgmma.cuh"
 
 constexpr int TEAM = 128, TEAMS = 2, LINE = 128;
-constexpr int IMAGES = 128, UNIT = 64, UNITS = 4, MINE = UNITS / TEAMS;  // UNIT: channels; MINE: units of a team
+constexpr int IMAGES = 128, UNIT = 64, UNITS = 4, MINE = UNITS / TEAMS;  // UNIT: channels; MINE: units per warpgroup
 constexpr int X_BYTES = IMAGES * LINE, UNIT_BYTES = UNIT * LINE, STAGE_BYTES = X_BYTES + UNITS * UNIT_BYTES;
-constexpr int DEPTH = 64, SLICE_STEPS = 4;  // numbers of k in a slice, and the instructions that they take
-constexpr int OUT_IMAGES = 64, OUT_BYTES = OUT_IMAGES * LINE;  // of a box that leaves; a team has two on their way,
-constexpr int PARTS = IMAGES / OUT_IMAGES;                     // or one for each part of its units, with a residual
+constexpr int DEPTH = 64, SLICE_STEPS = 4;  // k per slice, and wgmma instructions per unit
+constexpr int OUT_IMAGES = 64, OUT_BYTES = OUT_IMAGES * LINE;  // per TMA store; a warpgroup has two buffers,
+constexpr int PARTS = IMAGES / OUT_IMAGES;                     // or, with a residual, one for each part of its units
 constexpr int MOST_STEPS = 100;
 constexpr u32 NO_TAP = 0xffff;
 
-// A pixel under a cell, from the cell's first on, and the tap that takes it to each unit.
+// A pixel under a cell, relative to the cell's first, and its tap for each unit.
 struct Step {
     short down, right;
-    unsigned short taps[UNITS];  // NO_TAP: it does not reach that far
+    unsigned short taps[UNITS];  // NO_TAP: outside the unit's window
 };
 struct Unit {
-    unsigned short down, right;  // its place in the cell
-    u32 n;                       // the first of its channels, of those that the cell has
+    unsigned short down, right;  // position in the cell
+    u32 n;                       // its first channel, relative to the cell's
 };
 struct Cells {
-    u32 blocks, channels;  // slices of k a tap; channels of w a tap
-    u32 tiles_n, cell_n;   // cells over all channels of y; channels of one
-    u32 lines, columns;    // cells of an image
-    u32 cell_h, cell_w;    // places of a cell
-    u32 step_h, step_w;    // pixels from a cell to the next
+    u32 blocks, channels;  // slices of k per tap; channels of w per tap
+    u32 tiles_n, cell_n;   // cells over all channels of y; channels per cell
+    u32 lines, columns;    // cells per image
+    u32 cell_h, cell_w;    // positions per cell
+    u32 step_h, step_w;    // pixels from one cell to the next
     u32 lines_in, columns_in, lines_out, columns_out;
     u32 steps;
     Unit units[UNITS];
     Step list[MOST_STEPS];
 };
 
-// A cell of a group of images.
+// One cell of a group of images.
 struct Tile {
     u32 group, line, column, n;
 
     __device__ __forceinline__ Tile(const Cells& cells, u32 number) {
         const u32 all = cells.tiles_n * cells.columns * cells.lines;
         group = number / all;
-        u32 at = (number + group) % all;  // no block has the same cells of all images: at the edge they take less time
+        u32 at = (number + group) % all;  // rotated: edge cells are cheaper, so blocks should not repeat them
         n = at % cells.tiles_n * cells.cell_n, at /= cells.tiles_n;
         column = at % cells.columns, line = at / cells.columns;
     }
-    // Calls what(step, line, column) for each pixel that is there.
+    // Calls what(step, line, column) for each pixel in bounds.
     template <class What>
     __device__ __forceinline__ void each_step(const Cells& cells, const What& what) const {
         const int top = line * cells.step_h, left = column * cells.step_w;
         for (u32 i = 0; i < cells.steps; ++i) {
             const int h = top + cells.list[i].down, w = left + cells.list[i].right;
-            if (static_cast<u32>(h) < cells.lines_in && static_cast<u32>(w) < cells.columns_in) what(cells.list[i], h, w);
+            if (static_cast<u32>(h) < cells.lines_in && static_cast<u32>(w) < cells.columns_in)
+                what(cells.list[i], h, w);
         }
     }
 };
 
-// A slice of the team's units FIRST to LAST.
+// wgmma of one slice for the warpgroup's units FIRST to LAST.
 template <class P, int FIRST, int LAST>
 __device__ __forceinline__ void multiply(float (&sums)[MINE][IMAGES / 8][4], u32 x_at, u32 w_at) {
-    const unsigned long long x = mixed_tile(x_at), w = mixed_tile(w_at);  // they count in 16 bytes
+    const unsigned long long x = mixed_tile(x_at), w = mixed_tile(w_at);  // descriptors count in 16 bytes
     begin_products();
 #pragma unroll
     for (int i = FIRST; i <= LAST; ++i)
@@ -90,7 +83,7 @@ __device__ __forceinline__ void multiply(float (&sums)[MINE][IMAGES / 8][4], u32
     end_products();
 }
 
-// Adds what lies in a unit's boxes, an image a line, to its sums, which are turned.
+// Adds a unit's residual tiles, one image per line, to its transposed accumulators.
 template <class Y>
 __device__ __forceinline__ void add_boxes(float (&sums)[IMAGES / 8][4], const char* boxes) {
     const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
@@ -109,8 +102,8 @@ __device__ __forceinline__ void add_boxes(float (&sums)[IMAGES / 8][4], const ch
 template <class P, int STAGES, bool ADDS>
 __global__ void __launch_bounds__(TEAM * (TEAMS + 1), 1)
 conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map,
-            const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap other_map, const float* bias, u32 N, u32 box_images, u32 tiles,
-            const __grid_constant__ Cells cells, u32 code, u32 a_bits, u32 b_bits) {
+            const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap other_map, const float* bias,
+            u32 N, u32 box_images, u32 tiles, const __grid_constant__ Cells cells, u32 code, u32 a_bits, u32 b_bits) {
     using Y = typename P::Number;
     extern __shared__ uint4 room[];
     __shared__ Signal full[STAGES], empty[STAGES], added[TEAMS];
@@ -129,7 +122,8 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
 
     if (team == TEAMS) {
         keep_registers<40>();
-        // A warp a unit, the last one also pixels: one alone would take longer to ask for a slice than its products take.
+        // One producer warp per unit, the last one also for pixels: a single warp issues a slice slower than wgmma uses
+        // it.
         if (lane == 0) {
             wait_for_kernel_before();
             u32 turn = 0;
@@ -157,7 +151,7 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         }
     } else {
         take_registers<232>();
-        const bool is_first = threadIdx.x % TEAM == 0;  // of the team: stores
+        const bool is_first = threadIdx.x % TEAM == 0;  // the warpgroup's TMA store thread
         constexpr int OUTLETS = ADDS ? MINE * PARTS : 2;
         char* const outlets = stages + STAGES * STAGE_BYTES + team * (OUTLETS * OUT_BYTES);
         const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
@@ -165,7 +159,7 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
             if (lane == 0) empty[turn % STAGES].arrive();
         };
         u32 turn = 0, round = 0;
-        if (ADDS && is_first) wait_for_kernel_before();  // who may have made the residual
+        if (ADDS && is_first) wait_for_kernel_before();  // it may have written the residual
         for (u32 number = blockIdx.x; number < tiles; number += gridDim.x, ++round) {
             const Tile tile(cells, number);
             const Unit* const units = cells.units + team * MINE;
@@ -173,15 +167,15 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
             const auto line_of = [&](const Unit& unit) { return tile.line * cells.cell_h + unit.down; };
             const auto column_of = [&](const Unit& unit) { return tile.column * cells.cell_w + unit.right; };
             if (ADDS && is_first) {
-                wait_for_stores<0>();  // what left from there is gone
+                wait_for_stores<0>();  // the buffers are free
                 added[team].arrive_expecting(OUTLETS * OUT_BYTES);
                 for (int i = 0; i < OUTLETS; ++i) {
                     const Unit& unit = units[i / PARTS];
-                    load_box(outlets + i * OUT_BYTES, other_map, added[team], tile.n + unit.n, column_of(unit), line_of(unit),
-                             image + i % PARTS * OUT_IMAGES);
+                    load_box(outlets + i * OUT_BYTES, other_map, added[team], tile.n + unit.n, column_of(unit),
+                             line_of(unit), image + i % PARTS * OUT_IMAGES);
                 }
             }
-            float shifts[MINE][2];  // the bias of the lane's channels
+            float shifts[MINE][2];  // bias of the lane's channels
 #pragma unroll
             for (int i = 0; i < 2 * MINE; ++i) {
                 const u32 n = tile.n + units[i / 2].n + 16 * warp + lane / 4 + i % 2 * 8;
@@ -190,7 +184,7 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
             float sums[MINE][IMAGES / 8][4] = {};
             const u32 begin = turn;
             tile.each_step(cells, [&](const Step& step, int, int) {
-                // Votes: so the compiler knows that all agree, else products would wait for each other.
+                // The votes make the conditions warp-uniform for the compiler; otherwise it serialises wgmma.
                 const unsigned short* const taps = step.taps + team * MINE;
                 const bool has_first = __any_sync(~0u, taps[0] != NO_TAP);
                 const bool has_last = __any_sync(~0u, taps[MINE - 1] != NO_TAP);
@@ -202,7 +196,7 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
                     else if (has_first) multiply<P, 0, 0>(sums, x_at, w_at);
                     else if (has_last) multiply<P, MINE - 1, MINE - 1>(sums, x_at, w_at);
                     else end_products();
-                    // The products before are done: their room goes back.
+                    // The previous wgmma group is done: release its stage.
                     wait_for_products<1>();
                     if (turn > begin) give_back(turn - 1);
                 }
@@ -223,7 +217,7 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
                 for (int part = 0; part < PARTS; ++part) {
                     char* const outlet = outlets + (ADDS ? i * PARTS + part : part % 2) * OUT_BYTES;
                     if (!ADDS) {
-                        if (is_first) wait_for_stores<1>();  // what left from here is gone
+                        if (is_first) wait_for_stores<1>();  // the buffer is free
                         wait_for_team(team);
                     }
 #pragma unroll

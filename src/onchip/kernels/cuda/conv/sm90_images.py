@@ -1,4 +1,4 @@
-"""How conv_wgmma runs many images in 16 bits: the host side of conv/sm90_images.cu."""
+"""Host side of conv/sm90_images.cu: how conv_wgmma runs many images in 16 bits."""
 
 from __future__ import annotations
 
@@ -31,26 +31,25 @@ from onchip.network.layers import Elementwise
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
-IMAGES, UNIT, UNITS, TEAMS, DEPTH, OUT_IMAGES = 128, 64, 4, 2, 64, 64  # as the .cu file has them
+IMAGES, UNIT, UNITS, TEAMS, DEPTH, OUT_IMAGES = 128, 64, 4, 2, 64, 64  # same as in the .cu file
 MOST_STEPS, NO_TAP_THERE = 100, 0xFFFF
 STAGE_BYTES, OUT_BYTES = (IMAGES + UNITS * UNIT) * LINE, OUT_IMAGES * LINE
-# Cycles of a multiprocessor: products of a unit and a slice at the rate that large ones reach, the end of a tile; and
-# bytes that L2 gives it in a cycle.
+# Cycles of an SM: a unit and slice at the sustained wgmma rate, and the epilogue of a tile; bytes per cycle from L2.
 UNIT_CYCLES, TILE_CYCLES, L2_BYTES = 256 / 0.75, 1500, 34
 
 
 @dataclass(frozen=True)
 class ImageConv:
-    """A convolution of many images whose tiles have the same places of each."""
+    """A convolution whose tiles are the same positions of many images."""
 
     geometry: Geometry  # without groups
     precision: str
     activation: Elementwise | None
-    blocks: int  # slices of k, of each tap
-    channels: int  # of the weight, of each tap
-    tap_order: tuple[int, ...]  # of the weight
-    times: Pair  # the places of a cell, or of x's pixels under it
-    adds: bool = False  # a residual
+    blocks: int  # slices of k per tap
+    channels: int  # of the weight, per tap
+    tap_order: tuple[int, ...]  # taps in the order of the weight
+    times: Pair  # positions of a cell, or pixels of x under it if transposed
+    adds: bool = False  # whether there is a residual
 
     @property
     def axes(self) -> tuple[CellAxis, CellAxis]:
@@ -58,12 +57,12 @@ class ImageConv:
 
     @property
     def places(self) -> int:
-        """Of a cell."""
+        """Positions per cell."""
         return math.prod(axis.cell for axis in self.axes)
 
     @property
     def tile_n(self) -> int:
-        """Channels of a tile."""
+        """Channels per tile."""
         return UNIT * (UNITS // self.places)
 
     @property
@@ -72,14 +71,14 @@ class ImageConv:
 
     @cached_property
     def units(self) -> list[tuple[int, int, int]]:
-        """Place in the cell and first channel of each. The first team has the two that get their last tap last."""
+        """Position in the cell and first channel of each unit. The first warpgroup has the two that finish last."""
         down, right = self.axes
         found = [(h, w, n) for h in range(down.cell) for w in range(right.cell) for n in range(0, self.tile_n, UNIT)]
         return sorted(found, key=lambda unit: (_last(down.table[unit[0]]), _last(right.table[unit[1]])), reverse=True)
 
     @cached_property
     def steps(self) -> list[tuple[int, int, list[int]]]:
-        """The pixels under a cell, line by line: how far down and right of its first, and the tap for each unit."""
+        """Pixels under a cell, row by row: offset (down, right) from its first, and the tap for each unit."""
         down, right = self.axes
         place_of = {tap: place for place, tap in enumerate(self.tap_order)}
         found = []
@@ -95,7 +94,7 @@ class ImageConv:
         return found
 
     def _inside(self) -> list[tuple[int, int]]:
-        """For each step: in how many of an image's cells its pixel is there, and how many units it reaches."""
+        """Per step: in how many cells of an image its pixel is in bounds, and how many units it reaches."""
         down, right = self.axes
         return [
             (_count(down, h) * _count(right, w), sum(tap != NO_TAP_THERE for tap in taps)) for h, w, taps in self.steps
@@ -103,11 +102,11 @@ class ImageConv:
 
     @property
     def row_flop(self) -> int:
-        """Of an image, without those of pixels that are not there."""
+        """Flop per image, without taps in the padding."""
         return 2 * self.geometry.C * self.geometry.N * math.prod(map(_terms, self.axes))
 
     def cycles(self, B: int, units: int) -> float:
-        """Of a multiprocessor, for so many images."""
+        """Cycles of an SM for B images."""
         inside = self._inside()
         products = sum(cells * reached for cells, reached in inside) * self.blocks * UNIT_CYCLES
         moved = sum(cells * (IMAGES + reached * UNIT) * LINE for cells, reached in inside) * self.blocks
@@ -135,7 +134,7 @@ class ImageConv:
 
     @property
     def outlets(self) -> int:
-        """Boxes that leave, of all teams: two of each, or all that a residual comes to."""
+        """Store buffers of all warpgroups: two each, or one for every tile of the residual."""
         return UNITS * IMAGES // OUT_IMAGES if self.adds else 2 * TEAMS
 
     def launch(
@@ -162,17 +161,17 @@ class ImageConv:
 
 
 def _last(table: tuple[int, ...]) -> int:
-    """The last pixel of a cell's window that a place reaches."""
+    """Index of the last pixel of a cell's window that a position reaches."""
     return max(i for i, tap in enumerate(table) if tap != NO_TAP)
 
 
 def _count(axis: CellAxis, offset: int) -> int:
-    """Cells along an axis whose pixel at this offset is there."""
+    """Cells along an axis whose pixel at this offset is in bounds."""
     return sum(0 <= cell * axis.step + offset < axis.side_in for cell in range(axis.cells))
 
 
 def _terms(axis: CellAxis) -> int:
-    """Of all sums along an axis."""
+    """Taps in bounds, summed over the positions of an axis."""
     return sum(
         tap != NO_TAP and 0 <= place // axis.cell * axis.step + axis.first + i * axis.apart < axis.side_in
         for place in range(axis.side_out)
@@ -184,7 +183,7 @@ def image_conv(
     geometry: Geometry, precision: str, activation: Elementwise | None, blocks: int, channels: int,
     tap_order: tuple[int, ...], adds: bool,
 ) -> ImageConv | None:  # fmt: skip
-    """With the cells that should take least time; None where there are none."""
+    """The variant with the cell shape of least estimated time; None if none applies."""
     found = []
     for times in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)):
         conv = ImageConv(geometry, precision, activation, blocks, channels, tap_order, times, adds)

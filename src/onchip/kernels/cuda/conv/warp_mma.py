@@ -1,4 +1,4 @@
-"""What first_layer.py and last_layer/mma.py share: the layers that they fuse, and weights as mma.sync fragments."""
+"""Shared by first_layer.py and last_layer/mma.py: the layers they fuse, and weights as mma.sync fragments."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from onchip.network.recipe import Array, Recipe
 from onchip.plan.kernel import Price
 
 THREADS = 256
-PART = 32  # terms of a sum of float32
-COLUMNS = 8  # of a fragment
-# Instructions that a multiprocessor issues while its tensor cores make one product of mma.sync at their steady rate,
-# which is 0.68 a clock: 1.6 a clock. Layers of 1 to 64 channels took 1.3 to 2.1 times what 2.4 a clock would (H200).
+PART = 32  # K elements per partial sum in fp32
+COLUMNS = 8  # per fragment
+# Instructions an SM issues per mma.sync at the sustained rate of 0.68 per clock: 1.6 issued per clock. Layers of 1 to
+# 64 channels took 1.3 to 2.1 times what 2.4 per clock would give (H200).
 ISSUED_A_PRODUCT = 2.3
 
 
 def even_share(n: int, most: int) -> int:
-    """At most `most`, such that n falls into parts of about the same size."""
+    """The largest size up to `most` that splits n into parts of about equal size."""
     return math.ceil(n / math.ceil(n / most))
 
 
 def find_nodes(net: Network, start: int, layers: tuple[type[Layer], ...] = (Convolution,)) -> tuple[Node, ...]:
-    """A Cast, a convolution, its activation and a Cast or ToPixels, where they stand: none but the layer is needed.
+    """Match Cast, convolution, activation, Cast or ToPixels; all but the convolution are optional.
 
-    None at all where no convolution begins. Nobody else reads what is made on the way.
+    Empty if no convolution starts here. Intermediate values have no other readers.
     """
     found: list[Node] = []
     wanted: list[tuple[type[Layer], ...]] = [(Cast,), layers, ACTIVATIONS, (Cast, ToPixels)]
@@ -58,7 +58,7 @@ def activation_of(nodes: tuple[Node, ...]) -> Elementwise | None:
 
 
 def are_numbers(net: Network, nodes: tuple[Node, ...]) -> bool:
-    """Whether tensor cores take what goes in, the weights, and what comes out as floats."""
+    """Whether input, weights and output are floats that the tensor cores support."""
     weights = [net.weight_type(name).dtype for name in convolution_of(nodes).weights.values()]
     values = [net.types[nodes[0].inputs[0]].dtype, *(net.types[node.name].dtype for node in nodes)]
     if isinstance(nodes[-1].layer, ToPixels):
@@ -69,7 +69,7 @@ def are_numbers(net: Network, nodes: tuple[Node, ...]) -> bool:
 def price_of(
     net: Network, nodes: tuple[Node, ...], fixed_bytes: int, precision: str, rate: float, least_us: float
 ) -> Price:
-    """Of what is asked for, at a share of the tensor cores' rate; three products of tf32 make one of fp32."""
+    """Cost at a share of the tensor cores' rate; fp32 counts as three TF32 gemms."""
     parts = PRECISIONS[precision].parts
     return Price(
         sum(map(net.row_flop, nodes)) * (3 if parts > 1 else 1),
@@ -90,25 +90,25 @@ def label_of(name: str, net: Network, nodes: tuple[Node, ...]) -> str:
 
 
 def fragment_shape(K: int, N: int, per_word: int) -> tuple[int, int]:
-    """Of a matrix (K, N) as fragments: its tiles of 8 columns, step by step, and the numbers of each."""
+    """Shape of (K, N) as fragments: (steps * tiles of 8 columns, elements per tile)."""
     steps = round_up(K, COLUMNS * per_word) // (COLUMNS * per_word)
     return steps * (round_up(N, COLUMNS) // COLUMNS), 64 * per_word
 
 
 def in_fragments(matrix: Array, per_word: int) -> Array:
-    """(K, N), zeros filled in, as what each lane of mma.sync takes of a step and 8 columns: (steps * tiles, numbers).
+    """(K, N), zero-padded, as mma.sync B fragments: (steps * tiles of 8 columns, elements per tile).
 
-    Lane (g, q) = (lane / 4, lane % 4) has column g, and words q and q + 4 of the 8 that a column has of a step.
+    Lane (g, q) = (lane / 4, lane % 4) has column g, and words q and q + 4 of the column's 8 words per step.
     """
     K, N = matrix.shape
     steps, tiles = -(-K // (8 * per_word)), -(-N // COLUMNS)
     full = np.zeros((steps * 8 * per_word, tiles * COLUMNS), matrix.dtype)
     full[:K, :N] = matrix
-    cut = full.reshape(steps, 2, 4, per_word, tiles, COLUMNS)  # step, word, q, number, tile, g
+    cut = full.reshape(steps, 2, 4, per_word, tiles, COLUMNS)  # step, word, q, element, tile, g
     return cut.transpose(0, 4, 5, 2, 1, 3).reshape(steps * tiles, 64 * per_word)
 
 
 def multiplied_fragments(arranged: Recipe, precision: str) -> Recipe:
-    """As the tensor cores multiply them; of fp32 the upper parts, then the lower ones."""
+    """Fragments in the precision's type; 3xTF32: high parts, then low parts."""
     rows, numbers = arranged.shape
     return multiplied_weight(arranged, (rows, numbers), precision)

@@ -1,4 +1,4 @@
-"""How conv_wgmma walks over an image: the host side of `Windows` in conv/sm90.cu."""
+"""Host side of `Windows` in conv/sm90.cu: how TMA walks over an image."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from onchip.kernels.cuda.conv.direct import Geometry, Pair
 from onchip.plan.rewrites.phases import PhaseAlong, phase_along
 
-MOST_CORNER, MOST_REACH, MOST_STRIDE = 127, 255, 8  # as the accelerator counts
-MOST_PHASES = 8  # of an axis, as the .cu file has it
+MOST_CORNER, MOST_REACH, MOST_STRIDE = 127, 255, 8  # limits of TMA im2col mode
+MOST_PHASES = 8  # per axis, same as in the .cu file
 
 
 @dataclass(frozen=True)
 class Windows:
-    """One walk over the pixels of x, for every phase of y. Pairs are of (H, W)."""
+    """One walk over the pixels of x for all phases of y. Pairs are (H, W)."""
 
     geometry: Geometry
 
     @property
     def spread(self) -> Pair:
-        """The stride of a transposed convolution. Over one pixel any will do that keeps all taps apart."""
+        """The stride of a transposed convolution. Over a single pixel: any stride that separates all taps."""
         g = self.geometry
         if not g.is_transposed:
             return (1, 1)
@@ -33,7 +33,7 @@ class Windows:
 
     @property
     def phases(self) -> tuple[tuple[PhaseAlong, ...], tuple[PhaseAlong, ...]]:
-        """Along each axis. A convolution that is not transposed has one."""
+        """Phases along each axis; one for a regular convolution."""
         g = self.geometry
         axes = zip(self.spread, g.before, g.taps, g.sides_out, strict=True)
         if not g.is_transposed:
@@ -44,7 +44,7 @@ class Windows:
 
     @property
     def count(self) -> int:
-        """Of phases."""
+        """Number of phases."""
         return math.prod(map(len, self.phases))
 
     @property
@@ -53,19 +53,19 @@ class Windows:
 
     @property
     def places(self) -> Pair:
-        """Of the phase that has most."""
+        """Positions of the largest phase."""
         down, right = (max(phase.places for phase in axis) for axis in self.phases)
         return down, right
 
     @property
     def before(self) -> Pair:
-        """Where the walk begins: no window begins further before x."""
+        """Padding before x that the walk starts with: the maximum over phases."""
         down, right = (max(0, *(phase.before for phase in axis)) for axis in self.phases)
         return down, right
 
     @property
     def behind(self) -> Pair:
-        """How far past the end of x the walk comes."""
+        """How far the walk extends past the end of x."""
         sides = zip(self.places, self.stride, self.before, self.geometry.sides_in, strict=True)
         down, right = ((places - 1) * stride - before - (side - 1) for places, stride, before, side in sides)
         return down, right
@@ -87,12 +87,12 @@ class Windows:
         return ""
 
     def taps(self) -> list[int]:
-        """How many each phase has."""
+        """Taps per phase."""
         down, right = self.phases
         return [h.taps * w.taps for h in down for w in right]
 
     def tap_order(self) -> tuple[int, ...]:
-        """Taps of the weight, counted along its last axes, phase by phase in the order in which pixels come."""
+        """Flat tap indices of the weight, phase by phase, in the order in which pixels are visited."""
         down, right = ([self._taps_of(phase, s) for phase in a] for a, s in zip(self.phases, self.spread, strict=True))
         across = self.geometry.taps[1]
         return tuple(i * across + j for lines in down for columns in right for i in lines for j in columns)
@@ -102,7 +102,7 @@ class Windows:
         return taps[::-1] if self.geometry.is_transposed else taps
 
     def packed(self, blocks: int, channels: int) -> bytes:
-        """`blocks`: slices of k, of each tap. `channels`: of the weight, of each tap."""
+        """The struct. blocks: slices of k per tap; channels: of the weight per tap."""
         g, (down, right) = self.geometry, self.phases
         taps_w = sum(phase.taps for phase in right)
         head = (blocks, channels, taps_w, math.prod(self.places), self.places[1], *g.sides_out, len(down), len(right))

@@ -1,26 +1,17 @@
-// elementwise/pointwise.cu: a run of pointwise layers in one launch. Sizes and the run itself are told when it is launched.
+// elementwise/pointwise.cu: a chain of elementwise layers in one launch, interpreted: no compilation per network.
 //
-// Idea    The run is a little program over an accumulator: load a value, apply an operation, combine it with another
-//         value, keep it for later, give it out. A thread has 64 B of it in registers and decodes each step once for
-//         all of them. Values between the layers never reach memory, and a new network costs no compilation.
-// Few     Where numbers are few, a thread has one group of neighbours: less to go through one after the other.
-// Floor   Every value read and given moves once: 2^28 numbers of float32 through any chain are 2.1 GB / 4.8 TB/s =
-//         447 us. At 4.2 TB/s, 132 multiprocessors at 1.7 GHz issue 55 instructions for each number, 28 in 16 bits;
-//         decoding takes about one a step, activations up to 23 (common/activation.cuh), in 16 bits up to 15 (common/fast_math.cuh).
-// Numbers What a run is computed in: float, double where layers are float64, long long where they are ints; what is
-//         narrower is cut off behind each layer. A Cast to floats may be the first of a run, ToInts the last.
-// Two     A run of the operations that nearly all networks have (COMMON) has a kernel without the others, which would
-//         take registers and a place in the instruction cache.
-// Flight  A thread's 16 floats lie in four groups of four neighbours, a block's width apart: a warp's 16 bytes a lane
-//         lie next to each other. 5 blocks of 256 threads have 80 KB of float32 under way on a multiprocessor. Where all
-//         layers are of 16 bits, groups are of eight, as many bytes, and each block has L2 fetch what a later one loads:
-//         half the bytes are under way to the same registers.
-// Places  A value that is stretched has sizes and strides: the number of a group is divided by each size in turn, by a
-//         multiplication. Where four neighbours are neighbours there too, or one number, that is done once for four.
-// Order   A number's operations are those of the run, in its order, wherever it stands.
-// Layout  Values are 16 B aligned, `count` numbers; of those that are given, all lie one after the other.
-// Shared  THREADS * 64 B for each value that is kept at the same time.
-// Limits  MOST_OPERANDS values and weights, MOST_OUTPUTS values given, MOST_STEPS steps, count < 2^31; sm_80 up.
+// Idea    The chain is a program over an accumulator: load, apply, combine with another value, keep for later, store.
+//         A thread holds 64 B in registers and decodes each step once for all of them. Intermediate values never reach
+//         global memory. Chains of the COMMON operations have their own kernel with fewer registers.
+// Floor   Each input and output moves once: 2^28 float32 are 2.1 GB / 4.8 TB/s = 447 us. At 4.2 TB/s, 132 SMs at
+//         1.7 GHz issue 55 instructions per element, 28 in 16 bits; a step decodes in about one, activations take up
+//         to 23 (common/activation.cuh), in 16 bits up to 15 (common/fast_math.cuh).
+// Memory  Lanes load 16 B, coalesced; 5 blocks keep 80 KB of float32 in flight per SM. 16-bit chains load 8 elements
+//         and prefetch later blocks to L2, else half the bytes would be in flight. Small inputs: one vector per thread.
+// Types   Accumulator: float, double for float64 layers, long long for ints; narrower types round after each layer.
+// Layout  Values 16 B aligned and contiguous, `count` elements; broadcast operands are addressed by sizes and strides.
+// Shared  THREADS * 64 B per kept value.
+// Limits  MOST_OPERANDS values and weights, MOST_OUTPUTS outputs, MOST_STEPS steps, count < 2^31; sm_80 up.
 #include "mma/tma.cuh"
 #include "common/fast_math.cuh"
 #include "common/fast_divide.cuh"
@@ -29,20 +20,20 @@
 
 constexpr int THREADS = 256;
 constexpr int MOST_OPERANDS = 12, MOST_OUTPUTS = 6, MOST_STEPS = 64, MOST_LEVELS = 6;
-constexpr int COMMON = 2;  // combinations of a kernel that has the common operations alone
-// Of a multiprocessor. Calls of the longer functions leave less in registers.
+constexpr int COMMON = 2;  // binary operations of the common kernel
+// Blocks per SM. The kernels with the longer functions need more registers.
 template <class Number, int COMBINATIONS>
 constexpr int BLOCKS = is_same<Number, float> && COMBINATIONS == COMMON ? 5
                        : is_same<Number, double> && COMBINATIONS > COMMON ? 2 : 3;
 template <class Number, int N>
-using Numbers = Number[N];  // of a thread
-// Where number i of a thread is, from its first one: V of them are neighbours.
+using Numbers = Number[N];  // per thread
+// Offset of element i of a thread from its first; V are contiguous.
 template <int V>
 __device__ constexpr u32 behind(int i) { return V * THREADS * (i / V) + i % V; }
 
 // In the order of elementwise/steps.py.
 enum Type : unsigned char { FLOAT32, FLOAT16, BFLOAT16, UINT8, FLOAT64, INT64, INT32, INT16, INT8 };
-enum Where : unsigned char { WHOLE, NEIGHBOURS, ALIKE, APART };  // four numbers of an operand
+enum Where : unsigned char { WHOLE, NEIGHBOURS, ALIKE, APART };  // access pattern of four elements
 enum What : unsigned char { LOAD, TAKE, KEEP, GIVE, APPLY, COMBINE, COMBINE_KEPT };
 
 struct Level {
@@ -50,11 +41,11 @@ struct Level {
     u32 stride;
 };
 struct Operand {
-    long long first;  // where its first row of this launch begins
+    long long first;  // offset of this launch's first row
     Type type;
     Where where;
     unsigned char levels;
-    u32 outer;  // stride of what is left behind the levels
+    u32 outer;  // stride of the remaining index
     Level level[MOST_LEVELS];
 };
 template <class Number>
@@ -62,7 +53,7 @@ struct Step {
     What what;
     unsigned char code;  // of an operation
     unsigned char index;  // of an operand, an output or a kept value
-    Number p, q;  // parameters; of ints whether the operand, or the accumulator, is a divisor that may be 0
+    Number p, q;  // parameters; of ints: whether the operand, or the accumulator, is a divisor to check for 0
 };
 template <class Number>
 struct Run {
@@ -77,14 +68,14 @@ struct Run {
 static_assert(sizeof(Operand) == 16 + 16 * MOST_LEVELS && sizeof(Step<float>) == 12 && sizeof(Step<double>) == 24,
               "the host packs other structs");
 
-// -- numbers in memory and in a run --------------------------------------------------------------------------------
+// -- conversions between storage and accumulator -------------------------------------------------------------------
 
 template <class Number, class T>
 __device__ __forceinline__ Number widened(T v) {
     if constexpr (is_same<T, f16> || is_same<T, bf16>) return to_float(v);
     else return static_cast<Number>(v);
 }
-// Rounded to the nearest, of ints the lower bits. float64 becomes bfloat16 by way of float32, as NumPy's does.
+// Rounds to nearest; ints keep the low bits. float64 converts to bfloat16 through float32, as NumPy does.
 template <class T, class Number>
 __device__ __forceinline__ T narrowed(Number v) {
     if constexpr (is_same<T, f16> && is_same<Number, double>) {
@@ -98,14 +89,14 @@ __device__ __forceinline__ T narrowed(Number v) {
     }
 }
 
-// -- operations: common/activation.cuh's, common/function.cuh's and rounding -----------------------------------------------------------------------
+// -- operations: common/activation.cuh's, common/function.cuh's and rounding ---------------------------------------
 
 template <class T>
 struct Rounded {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number v) { return widened<Number>(narrowed<T>(v)); }
 };
-// By way of 64 bits: a float that no T is near has its lower ones, as an int has.
+// Through 64 bits: an out-of-range float wraps like an int.
 template <class T>
 struct Whole {
     template <class Number>
@@ -148,7 +139,7 @@ template <class Function>
 struct Way<Function, true> {
     using type = Brief<Function>;
 };
-// An operation's code is its place among the template arguments.
+// An operation's code is its index among the template arguments.
 template <class... Functions>
 struct Unary {
     template <class Number, bool IS_BRIEF, int N>
@@ -169,7 +160,7 @@ struct Binary {
 
 // -- memory -------------------------------------------------------------------------------------------------------
 
-// V neighbours, in words of up to 16 B.
+// V contiguous elements, in words of up to 16 B.
 template <class T, int V>
 struct Several {
     using Word = typename Vector<(sizeof(T) * V < 16 ? sizeof(T) * V : 16)>::type;
@@ -216,7 +207,7 @@ __device__ __forceinline__ u32 place_of(u32 n, const Operand& operand) {
     return place + n * operand.outer;
 }
 
-// What is stretched is computed with: in a run of doubles it is float64, in one of floats what is narrower.
+// Broadcast operands have the chain's dtypes: float64 in a double chain, float32 or narrower in a float chain.
 template <class Number>
 __device__ __forceinline__ Number load_one(const void* x, Type type, long long place) {
     if constexpr (is_same<Number, double>) {
@@ -283,7 +274,7 @@ __device__ __forceinline__ void store_as(void* to, const Numbers<Number, N>& v, 
         T* y = static_cast<T*>(to) + run.first + n;
         if (n + V <= run.count) {
             Several<T, V> several;
-            if constexpr ((is_same<T, f16> || is_same<T, bf16>) && is_same<Number, float>) {  // two at a time
+            if constexpr ((is_same<T, f16> || is_same<T, bf16>) && is_same<Number, float>) {  // two per instruction
 #pragma unroll
                 for (int i = 0; i < V; i += 2)
                     reinterpret_cast<u32*>(several.words)[i / 2] = pack<T>(v[g + i], v[g + i + 1]);
@@ -300,7 +291,7 @@ __device__ __forceinline__ void store_as(void* to, const Numbers<Number, N>& v, 
     }
 }
 
-// GIVES_INTS  whether floats may be given out as ints: a run of common operations makes none, and has no registers left
+// GIVES_INTS  whether floats may be stored as ints: never in the common kernel, which has no registers to spare
 template <int V, bool GIVES_INTS, class Number, int N>
 __device__ __forceinline__ void store(const Run<Number>& run, int index, const Numbers<Number, N>& v, u32 first) {
     void* to = run.output_at[index];
@@ -335,7 +326,7 @@ __device__ __forceinline__ void store(const Run<Number>& run, int index, const N
 
 extern __shared__ uint4 kept[];
 
-// The four numbers from i on of a value that is kept.
+// Elements i to i + 3 of a kept value.
 template <class Number, int N>
 __device__ __forceinline__ Number* kept_four(int index, int i) {
     const int four = (index * N + i) / 4 * THREADS + static_cast<int>(threadIdx.x);
@@ -362,13 +353,12 @@ __device__ __forceinline__ void keep(const Numbers<Number, N>& v, int index) {
     }
 }
 
-// What a block that begins when this one ends will load: asked of memory now, found in L2 then. Numbers in 16 bits are
-// half the bytes on their way to the same registers.
+// Prefetches to L2 the operands of a block that starts about when this one ends.
 template <int N, class Number>
 __device__ __forceinline__ void fetch_ahead(const Run<Number>& run) {
 #if __CUDA_ARCH__ >= 900
     constexpr u32 NUMBERS = N * THREADS;
-    constexpr u32 AHEAD = 768;  // blocks: more than 132 multiprocessors hold; 6 MB of an operand in L2
+    constexpr u32 AHEAD = 768;  // blocks: more than 132 SMs hold; 6 MB of an operand in L2
     const int index = threadIdx.x;
     if (index >= MOST_OPERANDS || run.operand_at[index] == nullptr) return;
     const Operand& operand = run.operands[index];
@@ -380,7 +370,7 @@ __device__ __forceinline__ void fetch_ahead(const Run<Number>& run) {
 #endif
 }
 
-// Divisors of 0 are told to the host; the quotient is 0, and the run goes on.
+// Reports division by 0 to the host; the quotient is 0 and the kernel continues.
 template <int V, int N>
 __device__ __forceinline__ void report_zeros(const Numbers<long long, N>& divisors, u32 first,
                                              const Run<long long>& run, u64* status) {
@@ -391,12 +381,12 @@ __device__ __forceinline__ void report_zeros(const Numbers<long long, N>& diviso
     }
 }
 
-// V  neighbours of a thread: 4, or 8 where all layers are of 16 bits and activations brief
-// N  numbers of a thread: 64 B of them, or V where that is enough for all multiprocessors
+// V  contiguous elements of a thread: 4, or 8 if all layers are 16-bit and activations use fast math
+// N  elements per thread: 64 B, or V if that fills all SMs
 template <class Number, int V, int N, class Functions, class Combinations>
 __global__ void __launch_bounds__(THREADS, (BLOCKS<Number, Combinations::COUNT>))
     pointwise(const __grid_constant__ Run<Number> run, u64* status) {
-    if constexpr (N == V) {  // it begins before the kernel before it ends (LaunchConfig.overlaps)
+    if constexpr (N == V) {  // programmatic dependent launch (LaunchConfig.overlaps)
         let_next_begin();
         wait_for_kernel_before();
     }

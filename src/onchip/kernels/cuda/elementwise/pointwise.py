@@ -1,6 +1,4 @@
-"""Host side of elementwise/pointwise.cu: it claims runs of pointwise layers; elementwise/steps.py writes them
-down as the steps that the kernel goes through.
-"""
+"""Chains of elementwise layers: host side of elementwise/pointwise.cu. elementwise/steps.py encodes the steps."""
 
 from __future__ import annotations
 
@@ -61,20 +59,20 @@ from onchip.plan.plan import values_read
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, BYTES_A_THREAD = 256, 64
-TILE_BYTES = THREADS * BYTES_A_THREAD  # of numbers of a block, and of shared memory for a value that is kept
-BLOCKS_A_UNIT = 5  # of few numbers: all at a time
-MOST_NUMBERS = 2**31 - 1  # of a launch
-ALIGNED_ROWS = 16  # begin at a multiple of 16 bytes, whatever a row is
-# Of 5 blocks a multiprocessor, or 3. sm_90 spills nothing; others do a little in runs of float.
+TILE_BYTES = THREADS * BYTES_A_THREAD  # of elements per block, and of shared memory per kept value
+BLOCKS_A_UNIT = 5  # small inputs: one wave
+MOST_NUMBERS = 2**31 - 1  # elements per launch
+ALIGNED_ROWS = 16  # any 16 rows are a multiple of 16 bytes
+# For 5 blocks per SM, or 3. sm_90 does not spill; others spill a little in float chains.
 COMMON_BUDGETS = {"float": Budget(48, spill_bytes=192), "double": Budget(80), "long long": Budget(80)}
-BUDGETS = {"float": Budget(80, spill_bytes=32), "double": Budget(128), "long long": Budget(80)}  # of 3 blocks, or 2
+BUDGETS = {"float": Budget(80, spill_bytes=32), "double": Budget(128), "long long": Budget(80)}  # 3 blocks per SM, or 2
 _STEP = {"float": "<BBBxff", "double": "<BBB5xdd", "long long": "<BBB5xqq"}
 
 
 def program_of(number: str, neighbours: int, numbers: int, is_common: bool) -> Program:
-    """Of all runs of a number type, or of those with common operations alone.
+    """The kernel of a number type: all operations, or only the common ones.
 
-    numbers  of a thread
+    numbers  elements per thread
     """
     functions, combinations = FUNCTIONS, COMBINATIONS
     if number == "long long":
@@ -89,10 +87,10 @@ def program_of(number: str, neighbours: int, numbers: int, is_common: bool) -> P
 class PointwiseLowering:
     run: Run
     units: int
-    overlaps: bool  # whether kernels of this chip may begin before the one before ends
+    overlaps: bool  # whether the device has programmatic dependent launch
 
     def at(self, B: int) -> Steps:
-        """One launch, but for more numbers than 32 bits count."""
+        """One launch, or several if the elements exceed 31-bit indices."""
         if not self.run.row_size or not self.run.outputs:
             return Steps(())
         most = rows_a_launch(self.run.row_size)
@@ -109,13 +107,13 @@ class PointwiseLowering:
         return KernelLaunch(program, config, (self._told(first, count), self.run.divisors or NOTHING), budget)
 
     def _numbers(self, count: int) -> int:
-        """Of a thread: few where so all multiprocessors have some."""
+        """Elements per thread: few if that fits in one wave."""
         few = self.run.neighbours
         is_little = count <= self.units * BLOCKS_A_UNIT * THREADS * few
         return few if is_little else BYTES_A_THREAD // NUMBER_BYTES[self.run.number]
 
     def _told(self, first: int, count: int) -> Struct:
-        """`Run` of elementwise/pointwise.cu, for rows from `first` on."""
+        """`Run` of elementwise/pointwise.cu, rows from `first` on."""
         run = self.run
         none = Int64(0)
         operands = [operand.pointer for operand in run.operands]
@@ -146,7 +144,7 @@ def _operand(operand: Operand, first: int) -> bytes:
 
 
 def rows_a_launch(row_size: int) -> int:
-    """As many as 32 bits count, such that the next launch begins at a multiple of 16 bytes; 0: a row is too long."""
+    """Rows within 31-bit indices, such that the next launch starts 16-byte aligned; 0: a row is too long."""
     if row_size <= MOST_NUMBERS // ALIGNED_ROWS:
         return MOST_NUMBERS // row_size // ALIGNED_ROWS * ALIGNED_ROWS
     return int(row_size <= MOST_NUMBERS and row_size % ALIGNED_ROWS == 0)
@@ -155,11 +153,11 @@ def rows_a_launch(row_size: int) -> int:
 class Pointwise:
     name = "pointwise"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+    precisions = tuple(PRECISIONS)  # computes in float32, or in float64
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """The longest run, and what of it stands in front of its last Casts and Reshapes, where a layer of another kind
-        follows: its kernel may take those along. Not every part of it: a long chain would have too many."""
+        """The longest chain, and the chain without its last Casts and Reshapes where a layer of another kind follows:
+        that layer's kernel may fuse them. Not every prefix: a long chain has too many."""
         first = net.nodes[start]
         if job.is_training or isinstance(first.layer, MOVES) or (why := why_not(net, first)) is None:
             return
@@ -173,7 +171,7 @@ class Pointwise:
             return
         number, nodes = _longest(net, start)
         run = _written(net, nodes, number)
-        if isinstance(run, str) and nodes:  # then as many of them as fit, found by halves
+        if isinstance(run, str) and nodes:  # then as many as fit, by bisection
             count = bisect.bisect(
                 range(1, len(nodes)), False, key=lambda n: isinstance(_written(net, nodes[:n], number), str)
             )
@@ -189,12 +187,12 @@ class Pointwise:
         behind = len(list(takewhile(lambda node: isinstance(node.layer, Cast | Reshape), reversed(nodes))))
         if 0 < behind < len(nodes):
             shorter = _written(net, nodes[:-behind], number)
-            if not isinstance(shorter, str):  # it may give more values than there is room for
+            if not isinstance(shorter, str):  # it may have too many outputs
                 yield from _in_layouts(net, _claim(net, nodes[:-behind], shorter, device), shorter)
 
 
 def _written(net: Network, nodes: list[Node], number: str) -> Run | str:
-    """The run of these nodes, or why there is none."""
+    """The chain of these nodes, or why it does not fit."""
     if not nodes:
         return "has no number type for it"
     try:
@@ -204,14 +202,14 @@ def _written(net: Network, nodes: list[Node], number: str) -> Run | str:
 
 
 def _longest(net: Network, start: int) -> tuple[str, list[Node]]:
-    """A run's number type and nodes: a Cast may begin one of floats or of doubles, whichever goes further."""
+    """A chain's number type and nodes: after a Cast, float or double, whichever covers more nodes."""
     runs = {number: _fitting(net, start, number) for number in NUMBER_BYTES}
     number = max(runs, key=lambda number: len(runs[number]))
     return number, runs[number]
 
 
 def _fitting(net: Network, start: int, number: str) -> list[Node]:
-    """The nodes from `start` on that one run could hold, but for how much it needs."""
+    """The nodes from `start` on that can share a chain, before the kernel's limits."""
     first = net.nodes[start]
     size = net.types[first.name].row_size
     found: list[Node] = []
@@ -221,7 +219,7 @@ def _fitting(net: Network, start: int, number: str) -> list[Node]:
         if not fits(net, node, number):
             break
         found.append(node)
-        if len(found) == MOST_STEPS - 2:  # the first step loads, the last one gives
+        if len(found) == MOST_STEPS - 2:  # the first step loads, the last one stores
             break
     return found
 
@@ -245,12 +243,12 @@ def _claim(net: Network, nodes: list[Node], run: Run, device: Device) -> Claim:
 
 
 def _in_layouts(net: Network, claim: Claim, run: Run) -> Iterator[Claim]:
-    """The claim; and with channels last, where all values are, and nothing is stretched over them."""
+    """The claim; also in NHWC if all values have channels and no operand is broadcast."""
     yield claim
     read = values_read(net, claim)
     may_turn = all(operand.where is Where.WHOLE for operand in run.operands)
     may_turn = may_turn and all(has_channels(net.types[name]) for name in (*read, *run.output_names))
-    # The network's own ends lie in rows.
+    # Network inputs and outputs stay row-major.
     if may_turn and net.inputs.keys().isdisjoint(read) and all(map(net.readers, run.output_names)):
         reads = dict.fromkeys(read, Use(CHANNELS_LAST))
         yield replace(claim, reads=reads, gives=dict.fromkeys(run.output_names, CHANNELS_LAST))

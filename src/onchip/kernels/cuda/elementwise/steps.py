@@ -1,8 +1,8 @@
-"""A run of pointwise layers as the steps of elementwise/pointwise.cu: a little program over an accumulator.
+"""Encode a chain of elementwise layers as the steps of elementwise/pointwise.cu: a program over an accumulator.
 
-The accumulator has a row's value; a step loads it, applies an operation of kernels/pointwise.py, combines it with
-another value, or gives it out. A value that is needed again later is kept. Between the layers all is of one number type
-(NUMBER_BYTES), rounded only by a Cast and where a value is given out.
+A step loads the accumulator, applies an operation of kernels/pointwise.py, combines it with another value, or stores
+it. A value that a later step needs is kept in shared memory. The whole chain computes in one number type
+(NUMBER_BYTES); only a Cast and a store round.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from onchip.network.layers import (
 from onchip.network.layers.cast import Whole
 from onchip.network.recipe import Recipe, as_is
 
-# As elementwise/pointwise.cu has them.
+# As in elementwise/pointwise.cu.
 MOST_OPERANDS, MOST_OUTPUTS, MOST_STEPS, MOST_LEVELS = 12, 6, 64, 6
-MOST_KEPT = 4  # values at the same time; 64 KiB of shared memory
+MOST_KEPT = 4  # values at once; 64 KiB of shared memory
 TYPES = ("float32", "float16", "bfloat16", "uint8", "float64", "int64", "int32", "int16", "int8")
-NUMBER_BYTES = {"float": 4, "double": 8, "long long": 8}  # what a run is computed in
+NUMBER_BYTES = {"float": 4, "double": 8, "long long": 8}  # accumulator types
 
 
 def _structs(rows: Iterable[Operation]) -> tuple[str, ...]:
-    """Those of operations, and where the order of operands matters, those with the second operand first."""
+    """The operations' structs; ordered operations also with swapped operands."""
     return tuple(
         name
         for row in rows
@@ -60,20 +60,21 @@ def _structs(rows: Iterable[Operation]) -> tuple[str, ...]:
     )
 
 
-# The structs of pointwise.cu, by the code of a step: their indices. The first of each are those that nearly all runs
-# have, and runs of nothing else have a kernel without the others, of fewer registers. Ints have some of their own.
+# Structs of pointwise.cu, indexed by step code. The first ones are common; chains of only these use a kernel with fewer
+# registers. Ints have their own lists.
 FUNCTIONS = _structs(UNARY)
 COMBINATIONS = _structs(BINARY)
-COMMON_FUNCTIONS = [row.layer for row in UNARY].index(ELU)  # those that stand before it
+COMMON_FUNCTIONS = [row.layer for row in UNARY].index(ELU)  # those before it
 COMMON_COMBINATIONS = 2
 _OF_INTS = (ToInts, Add, Mul, Max, Min, Sub, Mask, Div, Mod, Greater, GreaterOrEqual, Equal)
 INT_FUNCTIONS = _structs(row for row in UNARY if row.layer in _OF_INTS)
 INT_COMBINATIONS = _structs(row for row in BINARY if row.layer in _OF_INTS)
 FLOATS = ("float32", "float16", "bfloat16")
 INTS = ("int64", "int32", "int16", "int8", "uint8")
-_COMPUTED = {"float": FLOATS, "double": ("float64",), "long long": INTS}  # dtypes of the layers of a run
-_HELD = {"float": (*FLOATS, "uint8"), "double": ("float64", *FLOATS, "uint8"), "long long": (*INTS, "bool")}  # exactly
-_EXACT = (*FLOATS, "uint8", "int16", "int8", "bool")  # float32 has all of their numbers
+_COMPUTED = {"float": FLOATS, "double": ("float64",), "long long": INTS}  # layer dtypes per number type
+# Dtypes that each number type represents exactly.
+_HELD = {"float": (*FLOATS, "uint8"), "double": ("float64", *FLOATS, "uint8"), "long long": (*INTS, "bool")}
+_EXACT = (*FLOATS, "uint8", "int16", "int8", "bool")  # float32 represents all their values
 _BYTES = {"bool": "uint8"}
 
 MOVES = (Identity, Dropout, Reshape)
@@ -81,11 +82,11 @@ _NORMS = (BatchNorm1d, BatchNorm2d)
 
 
 class Where(IntEnum):
-    """Where four neighbours of the result have their operand."""
+    """Access pattern of an operand for four contiguous elements of the result."""
 
-    WHOLE = 0  # at the same numbers
-    NEIGHBOURS = 1  # beside each other
-    ALIKE = 2  # in one number
+    WHOLE = 0  # same index as the result
+    NEIGHBOURS = 1  # contiguous
+    ALIKE = 2  # one element
     APART = 3
 
 
@@ -101,18 +102,18 @@ class What(IntEnum):
 
 @dataclass(frozen=True)
 class Operand:
-    """A value or a weight, seen from the numbers of the result: n is divided by each level's size in turn, the rest
-    times the stride is added up, and what is left at the end counts `outer` each."""
+    """A value or a weight, indexed by elements of the result: index n is divided by each level's size in turn, each
+    remainder counts its stride, and the last quotient counts `outer`."""
 
     pointer: Memory | Int64
     dtype: str
     where: Where
     levels: tuple[tuple[int, int], ...] = ()  # (size, stride), innermost first
     outer: int = 1
-    batch_stride: int = 1  # from row to row
+    batch_stride: int = 1  # row stride
 
     def seen_by(self, count: int) -> Operand:
-        """By the first numbers of the result alone: as long as they lie at the same numbers, it is whole."""
+        """The operand for the first `count` elements alone: WHOLE if they have the same index as the result."""
         is_whole = bool(self.levels) and self.levels[0][0] >= count and self.levels[0][1] == 1
         return Operand(self.pointer, self.dtype, Where.WHOLE) if is_whole else self
 
@@ -122,22 +123,22 @@ class Step:
     what: What
     index: int = 0  # of an operand, an output or a kept value
     code: int = 0  # of an operation, in FUNCTIONS or COMBINATIONS
-    # As the run's number type. Of ints: whether the operand, or the accumulator, is a divisor that may be 0.
+    # Parameters. Of ints: whether the operand, or the accumulator, is a divisor that may be 0.
     told: tuple[float, float] = (0, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    number: str  # of NUMBER_BYTES
-    neighbours: int  # of a thread: 8 where all layers are of 16 bits, else 4
+    number: str  # key of NUMBER_BYTES
+    neighbours: int  # contiguous elements per thread: 8 if all layers are 16-bit, else 4
     row_size: int
     operands: tuple[Operand, ...]
     outputs: tuple[str, ...]  # dtypes
     output_names: tuple[str, ...]
     steps: tuple[Step, ...]
-    kept: int  # values at the same time
+    kept: int  # values at once
     recipes: Mapping[str, Recipe]  # by the names of Weights
-    divisors: StatusWord | None = None  # where one that is 0 is told of
+    divisors: StatusWord | None = None  # reports a divisor of 0
 
     @property
     def is_common(self) -> bool:
@@ -152,14 +153,14 @@ class Run:
 
 
 class TooLargeError(Exception):
-    """The kernel has no room for such a run."""
+    """The chain exceeds the kernel's limits."""
 
 
 # -- which layers ----------------------------------------------------------------------------------------------
 
 
 def why_not(net: Network, node: Node) -> str | None:
-    """What of a node no run holds; "" if it could be part of one, None if it is not pointwise at all."""
+    """Why no chain accepts the node; "" if one does, None if the node is not elementwise at all."""
     layer, given = node.layer, net.types[node.inputs[0]].dtype
     if not isinstance(layer, (*MOVES, *_NORMS, Cast)) and operation_of(layer) is None:
         return None
@@ -169,7 +170,7 @@ def why_not(net: Network, node: Node) -> str | None:
 
 
 def fits(net: Network, node: Node, number: str) -> bool:
-    """Whether a pointwise node could be part of a run of this number type."""
+    """Whether an elementwise node can be part of a chain of this number type."""
     layer, given = node.layer, net.types[node.inputs[0]].dtype
     if isinstance(layer, MOVES):
         return given in _HELD[number]
@@ -177,7 +178,7 @@ def fits(net: Network, node: Node, number: str) -> bool:
         return given in _HELD[number]
     if not isinstance(layer, Cast):
         return given in _COMPUTED[number] and (number != "long long" or isinstance(layer, _OF_INTS))
-    if number == "float":  # what comes in from outside as float64 may be rounded once
+    if number == "float":  # a float64 input may be rounded once
         if layer.dtype == "float64":
             return given in _EXACT
         return given != "float64" or layer.dtype == "float32"
@@ -188,9 +189,9 @@ def fits(net: Network, node: Node, number: str) -> bool:
 
 
 def stretch(pointer: Memory | Int64, dtype: str, row: Sequence[int], to: Sequence[int], batch_stride: int) -> Operand:
-    """Rows of shape `row` as operands of rows of shape `to`: sizes of 1, and axes that are missing in front, stretch.
+    """Rows of shape `row` broadcast to rows of shape `to`, by NumPy's rules.
 
-    batch_stride  from row to row; 0 for a weight
+    batch_stride  row stride; 0 for a weight
     """
     row = (1,) * (len(to) - len(row)) + tuple(row)
     strides = [math.prod(row[axis + 1 :]) if size > 1 else 0 for axis, size in enumerate(row)]
@@ -219,11 +220,11 @@ def _where(levels: list[tuple[int, int]], outer: int) -> Where:
     return Where.NEIGHBOURS if stride else Where.ALIKE
 
 
-# -- the run ---------------------------------------------------------------------------------------------------
+# -- the chain -------------------------------------------------------------------------------------------------
 
 
 class RunWriter:
-    """Writes down one run; TooLargeError where the kernel has no room."""
+    """Encodes one chain; TooLargeError if it exceeds the kernel's limits."""
 
     def __init__(self, net: Network, nodes: Sequence[Node], number: str) -> None:
         self.net, self.nodes, self.number = net, nodes, number
@@ -238,10 +239,10 @@ class RunWriter:
         self.steps: list[Step] = []
         self.operands: list[Operand] = []
         self.recipes: dict[str, Recipe] = {}
-        self.kept: dict[str, int] = {}  # value -> where it is
+        self.kept: dict[str, int] = {}  # value -> slot
         self.most_kept = 0
         self.holds = ""  # the value in the accumulator
-        # What moves numbers makes no value of its own: by whose it goes.
+        # MOVES alias their input: name -> the value that holds the data.
         self.source: dict[str, str] = {}
         for node in nodes:
             root = self.source.get(node.inputs[0], node.inputs[0])
@@ -284,7 +285,7 @@ class RunWriter:
         return StatusWord("', '".join(node.name for node in nodes), self.net.types[nodes[0].name].row_shape, 0)
 
     def _is_narrow(self) -> bool:
-        """Whether every layer reads and gives numbers in 16 bits."""
+        """Whether every layer reads and writes 16-bit floats."""
         values = {value for node in self.nodes for value in (*node.inputs, node.name)}
         return self.number == "float" and all(
             self.net.types[value].dtype in ("float16", "bfloat16") for value in values
@@ -299,7 +300,7 @@ class RunWriter:
         """Leaves the node's value in the accumulator."""
         layer, values = node.layer, list(node.inputs)
         roots, is_turned = self._roots(node), "first" in node.weights
-        if len(values) > 1 and roots[1] == self.holds != roots[0]:  # a + b is b + a, to the bit
+        if len(values) > 1 and roots[1] == self.holds != roots[0]:  # a + b equals b + a bit for bit
             values[:2], roots[:2] = values[1::-1], roots[1::-1]
             is_turned = isinstance(layer, Ordered)
         row = operation_of(layer)
@@ -320,7 +321,7 @@ class RunWriter:
                 recipe = Recipe.of(as_is, (name,), self.net.weights[name].shape, given.dtype)
                 self.steps.append(Step(What.COMBINE, self._weight(recipe, recipe.shape, to), code, told))
             dtype = self.net.types[node.name].dtype
-            if dtype in INTS and dtype != "int64":  # what has more bits by now must not be compared or divided
+            if dtype in INTS and dtype != "int64":  # wrap before a comparison or division
                 self._apply(ToInts(cast(Whole, dtype)))
         elif row is not None:
             self._apply(layer)
@@ -331,7 +332,7 @@ class RunWriter:
                 self.kept.pop(root, None)
 
     def _code(self, struct: str) -> int:
-        """Of an operation on two numbers."""
+        """Code of a binary operation."""
         return (INT_COMBINATIONS if self.number == "long long" else COMBINATIONS).index(struct)
 
     def _apply(self, layer: Layer) -> None:
@@ -358,7 +359,7 @@ class RunWriter:
             self.steps.append(Step(What.LOAD, self._value(value, root, to)))
 
     def _is_needed_later(self, i: int) -> bool:
-        """Whether what a node leaves in the accumulator is read by another than the next one, which finds it there."""
+        """Whether a node other than the next one reads what this one leaves in the accumulator."""
         root = self.source[self.working[i].name]
         if root not in self.source or root in self.kept or not self.uses.get(root):
             return False  # an input can be loaded again
@@ -376,7 +377,7 @@ class RunWriter:
     # -- operands ----------------------------------------------------------------------------------------------
 
     def _value(self, value: str, root: str, to: tuple[int, ...]) -> int:
-        """An input of the run, in the shape that the reader sees."""
+        """An input of the chain, in the shape that the reader sees."""
         given = self.net.types[value]
         dtype = self.net.types[root].dtype
         pointer = Input(self.inputs.index(root))

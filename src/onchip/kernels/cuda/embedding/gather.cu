@@ -1,20 +1,18 @@
-// embedding/gather.cu: rows of a table looked up by ids: one by one, or summed up, all of a row of ids or along a window of them.
+// embedding/gather.cu: embedding look-ups: gather copies rows, gather_sum sums the rows of all ids of a batch row,
+// token_conv sums them along a window of ids.
 //
-// Idea    gather: 2^lane_bits threads, as many as a row has words up to a block, copy a row word by word; words are as
-//         wide as rows allow, up to 16 B, and what is in them does not matter. token_conv: a thread takes one channel
-//         of one row of ids and walks over the positions, so a warp reads its tables' rows next to each other. gather_sum:
-//         a thread takes W neighbouring channels and a part of the ids; their rows come all at once, and the sums of the
-//         G threads that have the same channels are added in order.
-// Floor   gather: a position moves its id and 2 rows. 2^20 ids into a table of 256 float32: 2.15 GB / 4.8 TB/s = 449 us;
-//         half of that if the table stays in L2. token_conv: the K rows of each position, from L2 if the table fits.
-//         gather_sum: the ids and their rows, which are read from L2 where the table fits: 4,096 rows of 50 ids into 64
-//         float16 are 26 MB / 10 TB/s = 3 us.
-// Order   gather_sum: ids in order, in parts of PART that are added in order.
-// Layout  ids (count) or (B, S); table (V, row_words), (V, E) or (V, K, C); y (count, row_words), (B, E) or (B, C, P). All
-//         16 B aligned.
-// Shared  gather_sum: W sums a thread, up to 4 KiB a block, where several share one.
-// Limits  Sizes are run-time values; ids int32 or int64; tables and y of token_conv float32, float16, bfloat16, summed in
-//         float32 in the order of the taps, or both float64; sm_80 up.
+// Idea    gather: 2^lane_bits threads copy a row, one word each, up to a block; words are as wide as rows allow, up to
+//         16 B, of any dtype. token_conv: a thread owns one channel of one row of ids and loops over positions, so a
+//         warp's table reads coalesce. gather_sum: a thread owns W adjacent channels and PART ids at a time; all their
+//         loads are in flight at once, and the G threads with the same channels add their partial sums in order.
+// Floor   gather: an id and 2 rows per position. 2^20 ids, rows of 256 float32: 2.15 GB / 4.8 TB/s = 449 us; half if
+//         the table is in L2. token_conv: K rows per position, from L2 if the table fits. gather_sum: ids and rows:
+//         4,096 rows of 50 ids of 64 float16 are 26 MB / 10 TB/s (L2) = 3 us. It sums PART ids at a time, in order.
+// Layout  ids (count) or (B, S); table (V, row_words), (V, E) or (V, K, C); y (count, row_words), (B, E) or (B, C, P);
+//         all 16 B aligned.
+// Shared  gather_sum: W sums per thread, up to 4 KiB per block, if G > 1.
+// Limits  Run-time sizes; int32 or int64 ids. token_conv: float32, float16, bfloat16 accumulate in float32 in tap
+//         order; float64 in float64; sm_80 up.
 #include "common/fast_divide.cuh"
 #include "common/status.cuh"
 #include "common/accumulator.cuh"
@@ -27,7 +25,8 @@ __global__ void __launch_bounds__(THREADS)
            u32 lane_bits) {
     const u32 lanes = 1u << lane_bits, lane = threadIdx.x & (lanes - 1);
     const long long step = static_cast<long long>(gridDim.x) * THREADS >> lane_bits;
-    for (long long i = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) >> lane_bits; i < count; i += step) {
+    for (long long i = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) >> lane_bits; i < count;
+         i += step) {
         const Word* from = table + checked_id(ids, i, V, status) * row_words;
         Word* to = y + i * row_words;
 #pragma unroll 4
@@ -35,7 +34,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The rows of `taken` ids from ids[place] on, added up. All are on their way before the first is added.
+// Sums the rows of `taken` ids from ids[place] on. All loads are issued before the first addition.
 template <class Id, class T, int W>
 __device__ __forceinline__ void sum_rows(const Id* ids, long long place, int taken, const T* columns, u64* status,
                                          long long V, u32 E, wide_t<T> (&sum)[W]) {
@@ -65,7 +64,7 @@ __device__ __forceinline__ void sum_rows(const Id* ids, long long place, int tak
 }
 
 // count  S for a mean, 1 for a sum
-// G      threads that share a sum, a part of it each in turn
+// G      threads that share a sum; they alternate over chunks of PART ids
 template <class Id, class T, int W, int G>
 __global__ void __launch_bounds__(THREADS)
     gather_sum(const Id* ids, const T* table, T* y, u64* status, long long B, long long S, long long V, Divider words,
@@ -93,7 +92,7 @@ __global__ void __launch_bounds__(THREADS)
             __syncthreads();
             if (g > 0) continue;
         }
-        // In the order of the ids; there is always a first.
+        // Partial sums in id order; the first always exists.
 #pragma unroll
         for (int other = 0; other < G; ++other) {
             if (begin + other * PART >= S) break;
@@ -120,7 +119,7 @@ __global__ void __launch_bounds__(THREADS)
             wide_t<Y> sum = 0;
             for (u32 k = 0; k < K; ++k) {
                 const long long at = static_cast<long long>(p) * stride - before + k;
-                if (at < 0 || at >= S) continue;  // a pad adds nothing
+                if (at < 0 || at >= S) continue;  // padding
                 sum += load_wide(table + (checked_id(ids, b * S + at, V, status) * K + k) * C + c);
             }
             store_wide(y + i * P + p, sum + shift);

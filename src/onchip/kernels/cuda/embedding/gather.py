@@ -1,4 +1,4 @@
-"""Look-ups on a GPU, Embedding and TokenConv by themselves: the host side of embedding/gather.cu."""
+"""Embedding and TokenConv as single layers: host side of embedding/gather.cu."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 IDS = {"int32": "int", "int64": "long long"}
 WORDS = {16: "uint4", 8: "uint2", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
-HALF = {"fp16": "float16", "bf16": "bfloat16"}  # tables, as a job names them
+HALF = {"fp16": "float16", "bf16": "bfloat16"}  # table dtypes, by the job's name
 THREADS, PART, BLOCKS_A_UNIT = 256, 16, 5
-SHARERS = (1, 4, 16)  # of a sum
+SHARERS = (1, 4, 16)  # threads per sum
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class GatherLowering:
 
     ids: StatusWord
     ids_dtype: str
-    row_bytes: int  # of the table
+    row_bytes: int  # per table row
     units: int
 
     @property
@@ -64,7 +64,7 @@ class GatherLowering:
 
     @property
     def lane_bits(self) -> int:
-        """Of the threads that copy a row: as many as it has words, up to a block."""
+        """log2 of the threads per row: one per word, up to a block."""
         return min(self.row_bytes // self.word_bytes - 1, THREADS - 1).bit_length()
 
     def at(self, B: int) -> Steps:
@@ -87,12 +87,12 @@ class GatherSumLowering:
 
     @property
     def neighbours(self) -> int:
-        """That a thread sums up."""
+        """Adjacent channels per thread."""
         return 4 if self.E % 4 == 0 and self.dtype != "float64" else 1
 
     @property
     def sharers(self) -> int:
-        """Threads that share a sum: a part each, of many ids several."""
+        """Threads that share a sum: one chunk of PART ids each, several if there are more chunks."""
         parts = math.ceil(math.prod(self.ids.row_shape) / PART)
         return next((threads for threads in SHARERS if parts <= threads), SHARERS[-1])
 
@@ -143,7 +143,7 @@ def _line(threads: int, units: int) -> LaunchConfig:
 class Gather:
     name = "gather"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # rows are copied as they are, sums are float32 or float64
+    precisions = tuple(PRECISIONS)  # rows are copied unchanged, sums accumulate in float32 or float64
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
@@ -214,7 +214,7 @@ class Gather:
 
 
 def _sums_up(net: Network, node: Node, behind: Node) -> bool:
-    """Whether all ids of a row meet in a mean or a sum behind the look-up, which alone reads it."""
+    """Whether `behind` is the only reader of the look-up and reduces all ids of a batch row by mean or sum."""
     layer, rows = behind.layer, net.types[node.name]
     if (
         not isinstance(layer, GlobalMean | GlobalSum)

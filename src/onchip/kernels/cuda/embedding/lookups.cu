@@ -1,12 +1,13 @@
-// embedding/lookups.cu: rows of several tables in one launch, each where it belongs: side by side in one value, or in one of its own.
+// embedding/lookups.cu: rows of several embedding tables in one launch, stored in one concatenated value or in several.
 //
-// Idea    As many blocks for each part. 2^lane_bits threads copy a row, word by word; ids lie wherever Slices of them are,
-//         found by strides. A part without ids is a value that is copied as it is.
-// Floor   Every id is read, and every row read and written: 4,096 rows of 8 ids into tables of 16 float32: 4.5 MB / 4.8 TB/s
-//         = 0.9 us.
-// Layout  Item j of row b of part p goes to to[b * to_row + to_first + j * words]; it comes from the row of a table that
-//         ids[b * row + first + j * each] says, or from from[b * row + first + j * each]. Counted in ids, and in words.
-// Limits  Up to 16 parts and 8 kinds of ids a launch; words of 1, 2, 4, 8 or 16 bytes, aligned; ids int32 or int64; sm_80 up.
+// Idea    Every part gets the same number of blocks. 2^lane_bits threads copy a row, word by word. Strides address the
+//         ids, so Slices of ids need no copy. A part without ids copies a value unchanged.
+// Floor   Each id is read once, each row read and written once: 4,096 rows of 8 ids, tables of 16 float32:
+//         4.5 MB / 4.8 TB/s = 0.9 us.
+// Layout  Item j of row b of part p is stored at to[b * to_row + to_first + j * words]. Its source is the table row
+//         ids[b * row + first + j * each], or from[b * row + first + j * each]. Units: ids, or words.
+// Limits  Up to 16 parts and 8 status words per launch; words of 1, 2, 4, 8 or 16 B, aligned; int32 or int64 ids;
+//         sm_80 up.
 #include "common/status.cuh"
 
 constexpr int THREADS = 256, MOST = 16;
@@ -15,7 +16,7 @@ using u32 = unsigned int;
 
 struct Part {
     long long each, row, first, V, to_row, to_first;
-    u32 count, words, lane_bits, status;  // items of a row of the batch, words of an item, its threads, its kind of ids
+    u32 count, words, lane_bits, status;  // items per batch row, words and log2 threads per item, status index
 };
 struct Parts {
     const void* from[MOST];
@@ -24,7 +25,7 @@ struct Parts {
     Part part[MOST];
 };
 
-// blocks  for each part
+// blocks  per part
 template <class Id, class Word>
 __global__ void __launch_bounds__(THREADS)
     lookups(const __grid_constant__ Parts parts, u64* s0, u64* s1, u64* s2, u64* s3, u64* s4, u64* s5, u64* s6, u64* s7,

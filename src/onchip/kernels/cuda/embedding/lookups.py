@@ -1,4 +1,4 @@
-"""Look-ups in several tables in one launch, and the Concat of them: the host side of embedding/lookups.cu."""
+"""Look-ups in several tables in one launch, with their Concat fused: host side of embedding/lookups.cu."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-MOST, MOST_KINDS = 16, 8  # parts, and kinds of ids, of a launch
-MOST_NODES = 512  # that are looked at from one on
+MOST, MOST_KINDS = 16, 8  # parts and status words per launch
+MOST_NODES = 512  # search limit from `start`
 
 
 @dataclass(frozen=True)
 class Part:
-    """Items of a row of the batch that go side by side: rows of a table, or pieces of a value."""
+    """Items of a batch row that are stored contiguously: table rows, or chunks of a value."""
 
     source: Memory  # the table, or the value
     ids: Input | None
     status: StatusWord | None
-    place: tuple[int, int, int]  # each, row, first: of ids in ids, of pieces in bytes
+    place: tuple[int, int, int]  # each, row, first: strides and offset, in ids or, for a value, in bytes
     count: int
     item_bytes: int
     output: int
     to_row_bytes: int
-    to_bytes: int  # where the first goes
+    to_bytes: int  # offset of the first item
 
     @property
     def word_bytes(self) -> int:
-        """The longest that everything is a multiple of."""
+        """The widest word that divides all sizes and offsets."""
         return math.gcd(self.item_bytes, self.to_row_bytes, self.to_bytes, *(() if self.ids else self.place), 16)
 
     def packed(self, word: int, statuses: Sequence[StatusWord]) -> bytes:
@@ -118,14 +118,14 @@ class LookupsLowering:
 class Lookups:
     name = "lookups"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # rows are copied as they are
+    precisions = tuple(PRECISIONS)  # rows are copied unchanged
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """Embeddings one behind the other, with Slices of their ids, and the Concat of them if it comes next."""
+        """Consecutive Embeddings, the Slices of their ids, and their Concat if it follows."""
         if job.is_training or device.arch not in ARCHITECTURES:
             return
         if start and _looks_up(net, net.nodes[start - 1]):
-            return  # a run is taken from its beginning on: to try every part of it would take the square of its length
+            return  # a chain is claimed from its start only: trying every part of it is quadratic
         nodes = _run(net, start)
         for end in dict.fromkeys((len(nodes), len(nodes) - isinstance(nodes[-1].layer, Concat)) if nodes else ()):
             kept = nodes[:end]
@@ -144,7 +144,7 @@ def _looks_up(net: Network, node: Node) -> bool:
 
 def _run(net: Network, start: int) -> list[Node]:
     nodes: list[Node] = []
-    made: set[str] = set()  # by Embeddings
+    made: set[str] = set()  # outputs of Embeddings
     moved: set[str] = set()  # ids
     for node in net.nodes_from(start):
         layer = node.layer
@@ -203,7 +203,7 @@ def _part(
     net: Network, inside: Mapping[str, Node], values: list[str], recipes: dict[str, Recipe], value: str,
     to: tuple[int, int, int],
 ) -> Part | None:  # fmt: skip
-    """How a value comes to its place; None where no strides lead to its ids."""
+    """The copy that produces a value; None if no strides address its ids."""
     node, given = inside.get(value), net.types[value]
     while node is not None and isinstance(node.layer, Reshape) and net.types[node.name].dtype not in IDS:
         node = inside[node.inputs[0]]
@@ -216,7 +216,7 @@ def _part(
     if node is None or not looks_up:
         size = DTYPE_BYTES[given.dtype]
         first, each = line[0] * size, line[1] * size
-        if value not in inside or each == size:  # numbers that lie side by side are one piece
+        if value not in inside or each == size:  # contiguous elements are one item
             return Part(Input(source), None, None, (0, row.row_bytes, first), 1, given.row_bytes, *to)
         return Part(Input(source), None, None, (each, row.row_bytes, first), given.row_size, size, *to)
     V, E = net.weights[node.weights["weight"]].shape

@@ -1,34 +1,28 @@
-// embedding/token_max.cu: a folded text network up to its features: ids in, maxima over time out, all convolutions in one launch.
+// embedding/token_max.cu: token convolutions and their max over time: ids in, features out, all branches in one launch.
 //
-// Idea    A token convolution is a sum of looked-up rows (plan/rewrites/embedding.py), of which only the largest over
-//         time is wanted. Tables lie in slices of 128 B of channels: a block takes 16 sentences, or fewer, and one slice
-//         of one convolution, and blocks that run at the same time take the same slice, so that what they look up is in
-//         L2. 8 threads have a sentence, 16 B of each row; they add up the rows of two or four positions at once and
-//         keep the maximum in registers. With few sentences, up to 16 times 8 threads share one, by positions: a maximum
-//         is the same in any order. Bias and activation come behind it: neither ever falls. With lengths, only the
-//         positions are looked up that lie within a sentence; where none does, y is f(0).
-// Floor   A sentence reads positions * taps rows of C numbers from L2. Sentiment (K = 3, 5, 7, 9 over 16 tokens, 1,024
-//         channels): 244 rows of 2 KiB in 16 bits; 16,384 sentences are 8.2 GB: 0.88 ms at the 9.3 TB/s that were
-//         measured from L2, if a slice fits there (9 taps of 21,635 tokens: 25 MB).
-//         Tables of 8 bits: 4.1 GB, 0.44 ms; 128 channels are a slice, and 16 of them a thread's.
-// Order   Taps in order, in float32; then the bias. Tables of 8 bits: in float16, whose sums of such numbers are off by
-//         less than a hundredth of what these were rounded by; then the channel's factor, then the bias.
-// Layout  ids (B, S); lengths (B) or none; tables (slices, K, V + 1, 128 B), row V zeros: pads look it up; biases (C) float32 or none,
-//         peaks (C) float32 of tables of 8 bits: their largest numbers, which stand there as LARGEST;
-//         y (B, D_out), each convolution from its column on. All 16 B aligned.
-// Shared  Rows to look up: 4 B for each id of a block's sentences, and 16 to 64 B a thread where several warps share one.
-// Limits  Sizes are run-time values; ids and lengths int32 or int64; tables and y float32, float16, bfloat16; tables e4m3 of
-//         up to 128 taps from sm_89 on; the ids of 1 sentence fit in shared memory; 16 convolutions a launch; sm_80 up.
+// Idea    A token convolution sums looked-up rows (plan/rewrites/embedding.py); only its max over time is kept. Tables
+//         are stored in slices of 128 B of channels. A block handles up to 16 sentences and one slice; concurrent
+//         blocks share a slice, so it stays in L2. 8 threads, 16 B of a row each, sum two or four positions at once and
+//         keep the max in registers. For few sentences up to 16 times 8 threads split the positions. Bias and
+//         activation are monotonic and follow the max. Lengths limit the positions; without any, y is f(0).
+// Floor   positions * taps rows of C per sentence from L2. Sentiment (K = 3, 5, 7, 9, 16 tokens, 1,024 channels): 244
+//         rows of 2 KiB in fp16; 16,384 sentences: 8.2 GB / 9.3 TB/s (measured) = 0.88 ms; fp8: 4.1 GB, 0.44 ms.
+// Order   Taps in order in float32, then the bias. fp8: in float16 (error below 1% of the fp8 rounding), scale, bias.
+// Layout  ids (B, S); lengths (B) or null; tables (slices, K, V + 1, 128 B), row V zero for padding; biases (C) float32
+//         or null; peaks (C) float32 (fp8): the value stored as LARGEST; y (B, D_out). All 16 B aligned.
+// Shared  4 B per id of a block's sentences; 16 to 64 B per thread where several warps share a sentence.
+// Limits  int32 or int64 ids and lengths; float32, float16, bfloat16; e4m3 tables of <= 128 taps from sm_89 on; ids of
+//         one sentence fit in shared memory; 16 convolutions per launch; sm_80 up.
 #include "common/fp8.cuh"
 #include "common/epilogue.cuh"
 #include "common/status.cuh"
 #include "common/accumulator.cuh"
 
-constexpr int TILE_BITS = 4, LANES = 8, THREADS = LANES << TILE_BITS;  // of 2^TILE_BITS sentences
+constexpr int TILE_BITS = 4, LANES = 8, THREADS = LANES << TILE_BITS;  // 2^TILE_BITS sentences
 constexpr int ROW_BYTES = 128, MOST = 16;
 
 struct Branch {
-    u32 K, C, P, stride, before, column, slices, window;  // window 0: all positions count, whatever the length
+    u32 K, C, P, stride, before, column, slices, window;  // window 0: ignore lengths
     Activation activation;
 };
 struct Branches {
@@ -38,7 +32,7 @@ struct Branches {
     Branch of[MOST];
 };
 
-// What a thread has of a row, 16 B, as numbers to add up and to compare.
+// A thread's 16 B of a row, as accumulators.
 template <class T>
 struct Sums {
     static constexpr int WIDTH = 16 / sizeof(T);
@@ -59,7 +53,7 @@ struct Sums {
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) numbers[i] = larger(numbers[i], other.numbers[i]);
     }
-    // And with those of the lane so many further.
+    // Max with the lane at distance `lanes`.
     __device__ __forceinline__ void raise_by(int lanes) {
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) numbers[i] = larger(numbers[i], __shfl_xor_sync(~0u, numbers[i], lanes));
@@ -95,9 +89,9 @@ struct Sums<e4m3> {
     __device__ __forceinline__ float at(int i) const { return to_float(reinterpret_cast<const f16*>(pairs)[i]); }
 };
 
-// The sums of N positions, `step` apart, compared with the maxima.
-// TAPS  K where the compiler knows it, else 0
-// rows  of the first position's first tap
+// Sums N positions, `step` apart, and updates the maxima.
+// TAPS  K if known at compile time, else 0
+// rows  row of the first tap of the first position
 template <class T, int N, int TAPS>
 __device__ __forceinline__ void add_positions(const char* table, long long tap_bytes, const u32* rows, u32 step, u32 K,
                                               Sums<T>& most) {
@@ -106,7 +100,7 @@ __device__ __forceinline__ void add_positions(const char* table, long long tap_b
 #pragma unroll
     for (int n = 0; n < N; ++n)
         words[n] = *reinterpret_cast<const uint4*>(table + static_cast<u64>(rows[n * step]) * ROW_BYTES);
-    // Not added to 0: that is the same but for -0, and what is added behind the maximum makes 0 of it, too.
+    // set, not 0 + x: they differ only in the sign of -0, which adding the bias (or 0) after the max removes.
 #pragma unroll
     for (int n = 0; n < N; ++n) sums[n].set(words[n]);
 #pragma unroll 2
@@ -122,7 +116,7 @@ __device__ __forceinline__ void add_positions(const char* table, long long tap_b
     for (int n = 0; n < N; ++n) most.raise(sums[n]);
 }
 
-// Of all `left` positions. Few at a time: then more warps fit on a multiprocessor, and these hide what each waits for.
+// All `left` positions. Few at a time: occupancy hides the latency.
 template <class T, int TAPS>
 __device__ __forceinline__ void add_all(const char* table, long long tap_bytes, const u32* rows, u32 step, u32 K,
                                         u32 left, Sums<T>& most) {
@@ -132,7 +126,7 @@ __device__ __forceinline__ void add_all(const char* table, long long tap_bytes, 
     if (left & 1) add_positions<T, 1, TAPS>(table, tap_bytes, rows + (left & 2) * step, step, K, most);
 }
 
-// How many of P windows lie within a sentence.
+// How many of P windows fit in a sentence.
 __device__ __forceinline__ u32 windows_within(long long length, const Branch& of) {
     if (!of.window) return of.P;
     if (length < of.window) return 0;
@@ -140,19 +134,19 @@ __device__ __forceinline__ u32 windows_within(long long length, const Branch& of
     return count < of.P ? static_cast<u32>(count) : of.P;
 }
 
-// length_bytes  of a length: 4, 8, or 0 where there are none
+// length_bytes  per length: 4, 8, or 0 without lengths
 // count         convolutions
-// share_bits    2^share_bits times 8 threads have a sentence
-// pitch         rows in shared memory a sentence
+// share_bits    2^share_bits * 8 threads share a sentence
+// pitch         row indices per sentence in shared memory
 //
-// Tried for sentiment's gather on an H200, in ms for uniform and for Zipf's ids, in 16 bits: four positions at a time,
-// eight loads, four blocks a multiprocessor 1.16 and 1.02; five blocks 1.04 and 0.90; this 0.97 and 0.75.
+// Tried, sentiment on an H200 in 16 bits, ms with uniform / Zipf ids: four positions, eight loads, four blocks per SM
+// 1.16 / 1.02; five blocks 1.04 / 0.90; this 0.97 / 0.75.
 template <class Id, class T, class Y>
 __global__ void __launch_bounds__(THREADS, 6)
     token_max(const Id* ids, const void* lengths, Y* y, u64* status, const __grid_constant__ Branches branches,
               long long B, long long S, long long V, long long D_out, u32 length_bytes, u32 count, u32 share_bits,
               u32 pitch) {
-    constexpr int WIDTH = Sums<T>::WIDTH;  // channels of a thread
+    constexpr int WIDTH = Sums<T>::WIDTH;  // channels per thread
     extern __shared__ u32 shared[];
     const u32 tile_bits = TILE_BITS - share_bits, sentences = 1u << tile_bits;
     const u32 tiles = static_cast<u32>(B + sentences - 1 >> tile_bits);
@@ -165,7 +159,7 @@ __global__ void __launch_bounds__(THREADS, 6)
     const u32 sentence = group >> share_bits, part = group & ((1u << share_bits) - 1);
     const long long b = first + sentence;
 
-    // Which row each place of the sentence looks up, pads included: found by the threads that have the sentence.
+    // The table row of each position of the sentence, padding included.
     const u32 span = (of.P - 1) * of.stride + of.K;
     for (u32 slot = part * LANES + lane; slot < span; slot += LANES << share_bits) {
         const long long at = static_cast<long long>(slot) - of.before;
@@ -189,7 +183,7 @@ __global__ void __launch_bounds__(THREADS, 6)
         const u32 step = of.stride << share_bits;
         const u32* rows = shared + sentence * pitch + part * of.stride;
         u32 left = part < P ? (P - 1 - part >> share_bits) + 1 : 0;
-        switch (of.K) {  // loads of known taps are all under way at once
+        switch (of.K) {  // a known K lets all loads be in flight at once
             case 2: add_all<T, 2>(table, tap_bytes, rows, step, of.K, left, most); break;
             case 3: add_all<T, 3>(table, tap_bytes, rows, step, of.K, left, most); break;
             case 4: add_all<T, 4>(table, tap_bytes, rows, step, of.K, left, most); break;
@@ -200,7 +194,7 @@ __global__ void __launch_bounds__(THREADS, 6)
         }
     }
     float* maxima = reinterpret_cast<float*>(shared + sentences * pitch);
-    // Those of a warp by its lanes, then warp by warp.
+    // Reduce within the warp, then across warps.
     if (share_bits > 0) most.raise_by(LANES);
     if (share_bits > 1) most.raise_by(2 * LANES);
     if (share_bits > 2) {

@@ -1,4 +1,4 @@
-"""Folded text networks on a GPU, ids in, maxima over time out: the host side of embedding/token_max.cu."""
+"""Token convolutions and their max over time: host side of embedding/token_max.cu."""
 
 from __future__ import annotations
 
@@ -59,23 +59,23 @@ from onchip.plan.rewrites.embedding import token_tables
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, LANES, MOST = 128, 8, 16  # as the .cu file has them
+THREADS, LANES, MOST = 128, 8, 16  # as in token_max.cu
 MOST_SHARE_BITS, WARP_BITS = (THREADS // LANES).bit_length() - 1, (32 // LANES).bit_length() - 1
 BLOCKS_A_UNIT = 6
-# Of what multiprocessors could take from L2: sentiment's rows come at 8.5 TB/s on an H200.
+# Share of L2 bandwidth: sentiment's rows are read at 8.5 TB/s on an H200.
 L2_RATE = 0.25
 
 
 @dataclass(frozen=True)
 class GatherPrice(Price):
-    """Rows of tables that many look up come from L2, and each of them at least once from memory."""
+    """Cost of look-ups in shared tables: rows come from L2, and each at least once from device memory."""
 
-    row_looked_up_bytes: int = 0  # of a row's
+    row_looked_up_bytes: int = 0  # per batch row
     table_bytes: int = 0
-    slice_bytes: int = 0  # looked up at a time
+    slice_bytes: int = 0  # working set of concurrent blocks
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
-        # Of tables nothing is counted from memory: all sentences may look up the same rows.
+        # Table reads from device memory count as zero: all sentences may look up the same rows.
         moved = dataclasses.replace(self, row_bytes=self.row_bytes - self.row_looked_up_bytes)
         cached = self.row_looked_up_bytes * B / device.peak.cache_bandwidth * 1e6
         return max(Price.floor_us(moved, device, precision, B), cached + self.launches * device.peak.launch_us)
@@ -90,21 +90,21 @@ class GatherPrice(Price):
 
 @dataclass(frozen=True)
 class TokenBranch:
-    """A token convolution, as the kernel is told of it."""
+    """A token convolution, as passed to the kernel."""
 
     K: int
     C: int
     P: int
     stride: int
     before: int
-    column: int  # of y, from which on its maxima stand
+    column: int  # first column in y
     activation: Elementwise | None
     has_bias: bool
     window: int = 0  # of a SequenceMax; 0: all positions count
 
     @property
     def span(self) -> int:
-        """Places of a sentence that it looks up, pads included."""
+        """Positions of a sentence that it looks up, padding included."""
         return (self.P - 1) * self.stride + self.K
 
     def words(self, slices: int) -> bytes:
@@ -124,8 +124,8 @@ class TokenMaxLowering:
     branches: tuple[TokenBranch, ...]
     D_out: int
     units: int
-    shared_bytes: int  # that a block may have
-    length_bytes: int = 0  # of a sentence's length; 0: they have none
+    shared_bytes: int  # limit per block
+    length_bytes: int = 0  # per sentence length; 0: no lengths
 
     @property
     def program(self) -> Program:
@@ -134,11 +134,11 @@ class TokenMaxLowering:
 
     @property
     def pitch(self) -> int:
-        """Rows of a sentence in shared memory: an odd number, so that sentences begin in different banks."""
+        """Row indices per sentence in shared memory; odd, so that sentences start in different banks."""
         return max(branch.span for branch in self.branches) | 1
 
     def share_bits(self, B: int) -> int:
-        """As many threads a sentence as give all multiprocessors work, and leave room for the rows of all blocks."""
+        """log2 of the thread groups per sentence: enough to fill all SMs, with the row indices in shared memory."""
         slices = sum(slice_count(branch.C, self.dtypes[1]) for branch in self.branches)
         enough, room, bits = self.units * BLOCKS_A_UNIT, self.shared_bytes // BLOCKS_A_UNIT, 0
         while bits < MOST_SHARE_BITS and (self._blocks(slices, B, bits) < enough or self._shared(bits) > room):
@@ -189,8 +189,8 @@ class TokenMaxLowering:
 class TokenMax:
     name = "token_max"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # sums are float32; tables are as the job says
-    makes = MappingProxyType({op_name(table_peaks): 1.0, op_name(scaled_slices): 1.0})  # by embedding/token_slices.cu
+    precisions = tuple(PRECISIONS)  # sums are float32; the job chooses the table dtype
+    makes = MappingProxyType({op_name(table_peaks): 1.0, op_name(scaled_slices): 1.0})  # embedding/token_slices.cu
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
@@ -243,7 +243,7 @@ def _branch(net: Network, branch: Branch, column: int) -> TokenBranch:
 
 
 def _stored(net: Network, found: Branches, job: Job) -> str:
-    """The dtype of tables: as was asked for, or as the network is computed, or as they are."""
+    """The table dtype: as requested, else the job's half precision, else as given."""
     if job.tables == "fp8":
         return FP8
     given = {net.weight_type(branch.conv.weights["weight"]).dtype for branch in found.branches}
@@ -283,12 +283,12 @@ def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: De
         recipes=recipes,
         order="taps in order, in float16, then the bias" if stored == FP8 else "taps in order, then the bias",
         facts=lowering,
-        reads={found.branches[0].conv.inputs[0]: Use(is_read_often=True)},  # for every slice
+        reads={found.branches[0].conv.inputs[0]: Use(is_read_often=True)},  # once per slice
     )
 
 
 def made_tables(net: Network, weight: str, stored: str, device: Device, job: Job) -> str | Recipe:
-    """The tables before they are sliced: those that a fold makes as products of the tensor cores, where these can."""
+    """The tables before slicing; folded ones are computed as tensor core gemms where supported."""
     folded = _folded(net, weight)
     if folded is None or device.arch not in product_wgmma.ARCHITECTURES:
         return weight
@@ -297,7 +297,7 @@ def made_tables(net: Network, weight: str, stored: str, device: Device, job: Job
 
 
 def _folded(net: Network, weight: str) -> Recipe | None:
-    """What a fold makes a weight by, however it was rounded since; None if it is no such weight."""
+    """The recipe of a folded weight, before any rounding; None if the weight is not folded."""
     found = net.weights[weight]
     while isinstance(found, Recipe) and found.op == op_name(as_is):
         (source,) = found.sources
@@ -306,7 +306,7 @@ def _folded(net: Network, weight: str) -> Recipe | None:
 
 
 def _tensor_tables(net: Network, folded: Recipe, precision: str) -> Recipe | None:
-    """The same tables of rows and taps as the tensor cores multiply them; None where they are few or odd."""
+    """The same tables as a tensor core gemm of rows and taps; None if too small or unsupported."""
     (rows, W), (V, K, C) = folded.sources, folded.shape
     assert isinstance(rows, str)
     E, dtype = net.weights[rows].shape[1], PRECISIONS[precision].dtype

@@ -1,14 +1,14 @@
-// embedding/token_slices.cu: tables as embedding/token_max.cu looks them up, made of tables that lie token by token; and, for tables of 8
-// bits, the number of each channel that LARGEST stands for.
+// embedding/token_slices.cu: embedding tables in the sliced layout of embedding/token_max.cu; table_peaks: per-channel
+// scales of fp8 tables.
 //
-// Idea    Blocks take 128 rows of one tap and one slice of channels: 8 threads a row, 16 B of it each. What is written
-//         is in one piece, what is read are pieces of 128 B or more. table_peaks: a thread has a channel and every
-//         strips-th row; reduction/reduce.cu makes one of all strips.
-// Floor   Each number is read and written once. Sentiment's 9 taps in 16 bits: 2 * 399 MB / 4.8 TB/s = 166 us.
-// Layout  x (V, K, C); y (slices, K, V + 1, 128 B): row V, and channels from C on, are zeros. Both 16 B aligned. Of 8
-//         bits y is x * LARGEST / peak, and a NaN where x is not finite; peaks (C): LARGEST times a power of two, the
-//         next from the largest finite number.
-// Limits  Sizes are run-time values; x and y float32, float16, bfloat16; y e4m3 from sm_89 on; sm_80 up.
+// Idea    A block copies 128 rows of one tap and one slice: 8 threads per row, 16 B each. Stores are contiguous, loads
+//         are runs of 128 B or more. table_peaks: a thread owns a channel and every strips-th row; reduction/reduce.cu
+//         reduces the strips.
+// Floor   Each element is read and written once. Sentiment's 9 taps in 16 bits: 2 * 399 MB / 4.8 TB/s = 166 us.
+// Layout  x (V, K, C); y (slices, K, V + 1, 128 B): row V and channels from C on are zero. Both 16 B aligned. In fp8
+//         y = x * LARGEST / peak, NaN where x is not finite; peaks (C): LARGEST times a power of two, rounded up from
+//         the largest finite magnitude.
+// Limits  Run-time sizes; x and y float32, float16, bfloat16; y e4m3 from sm_89 on; sm_80 up.
 #include "common/fp8.cuh"
 #include "common/accumulator.cuh"
 
@@ -16,12 +16,12 @@ constexpr int THREADS = 256, LANES = 8, ROW_BYTES = 128, ROWS = 128;
 
 __device__ __forceinline__ bool is_finite(float v) { return fabsf(v) < __uint_as_float(0x7f800000u); }
 
-// chunks  of ROWS rows, of V + 1
+// chunks  of ROWS rows, to cover V + 1
 template <class X, class T>
 __global__ void __launch_bounds__(THREADS)
     token_slices(const X* x, const float* peaks, T* y, long long V, u32 K, u32 C, u32 chunks) {
     constexpr int WIDTH = 16 / sizeof(T);
-    const u32 pair = blockIdx.x / chunks, slice = pair / K, k = pair - slice * K;  // slice by slice, tap by tap
+    const u32 pair = blockIdx.x / chunks, slice = pair / K, k = pair - slice * K;  // slice-major, then tap
     const u32 lane = threadIdx.x % LANES, c = (slice * LANES + lane) * WIDTH;
     const long long first = static_cast<long long>(blockIdx.x - pair * chunks) * ROWS;
 #pragma unroll
@@ -61,15 +61,15 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The larger of two numbers gives the larger of both results: so the largest of all strips can be taken of these.
+// Monotonic in `most`, so the max over strips may be taken of the results.
 __device__ __forceinline__ float next_peak(float most) {
     const u32 bits = __float_as_uint(most / LARGEST);
-    const float peak = __uint_as_float((bits + 0x7fffffu) & 0x7f800000u) * LARGEST;  // a mantissa goes to the next one
+    const float peak = __uint_as_float((bits + 0x7fffffu) & 0x7f800000u) * LARGEST;  // rounds up to a power of two
     return most > LEAST && is_finite(peak) ? peak : most;
 }
 
 // x      (rows, C)
-// parts  (strips, C): the peak of every strips-th row; a row of blocks has a strip, a thread of it a channel
+// parts  (strips, C): the peak over every strips-th row; `wide` blocks per strip, one channel per thread
 template <class X>
 __global__ void __launch_bounds__(THREADS)
     table_peaks(const X* x, float* parts, long long rows, long long C, u32 strips, u32 wide) {

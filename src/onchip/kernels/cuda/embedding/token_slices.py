@@ -1,4 +1,4 @@
-"""Host side of embedding/token_slices.cu: tables of folded embeddings as token_max looks them up."""
+"""Folded embedding tables in the sliced layout of token_max: host side of embedding/token_slices.cu."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from onchip.plan.device import Device
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-ROW_BYTES, ROWS, THREADS = 128, 128, 256  # as the .cu file has them
+ROW_BYTES, ROWS, THREADS = 128, 128, 256  # as in token_slices.cu
 FP8_ARCHITECTURES = tuple(arch for arch in EVERY_CHIP if arch not in ("sm_80", "sm_86"))
-MOST_TAPS = 128  # of tables of 8 bits: sums of so many are finite in float16
+MOST_TAPS = 128  # of fp8 tables: sums of this many stay finite in float16
 STORED = NUMBERS | {FP8: "e4m3"}
 BUDGET = Budget(registers=64)
-STRIPS = 512  # of rows, of which a block finds the largest numbers
-MOST_TOKENS = (1 << 31) - 1  # rows are counted in 32 bits
+STRIPS = 512  # row groups of table_peaks
+MOST_TOKENS = (1 << 31) - 1  # row indices are 32-bit
 
 
 def slice_channels(dtype: str) -> int:
-    """Of a slice: a line of a cache."""
+    """Channels per slice: one cache line."""
     return ROW_BYTES // DTYPE_BYTES[dtype]
 
 
@@ -51,7 +51,7 @@ def slice_count(C: int, dtype: str) -> int:
 
 
 def sliced(tables: str | Recipe, shape: tuple[int, int, int], dtype: str) -> Recipe:
-    """Tables of this shape, (V, K, C), in slices."""
+    """Recipe that slices tables of shape (V, K, C)."""
     V, K, C = shape
     width = slice_channels(dtype)
     if dtype == FP8:
@@ -62,7 +62,7 @@ def sliced(tables: str | Recipe, shape: tuple[int, int, int], dtype: str) -> Rec
 
 @recipe_op
 def token_slices(tables: Array, width: int) -> Array:
-    """(V, K, C) -> (slices, K, V + 1, width): the last row, and channels from C on, are zeros."""
+    """(V, K, C) -> (slices, K, V + 1, width): the last row and channels from C on are zero."""
     V, K, C = tables.shape
     made = np.zeros((math.ceil(C / width), K, V + 1, width), tables.dtype)
     for number, part in enumerate(made):
@@ -73,26 +73,26 @@ def token_slices(tables: Array, width: int) -> Array:
 
 @recipe_op
 def scaled_slices(tables: Array, peaks: Array, width: int) -> Array:
-    """(V, K, C) -> (slices, K, V + 1, width) of 8 bits, each channel times LARGEST over its peak; NaN if not finite."""
+    """(V, K, C) -> (slices, K, V + 1, width) in fp8, each channel times LARGEST / its peak; NaN if not finite."""
     return token_slices(in_fp8(tables, peaks), width)
 
 
 @recipe_op
 def token_taps(W: Array, E: int) -> Array:
-    """W (C_out, E, K) of a Conv1d or (C_out, K * E) of a Linear -> (K * C_out, E): one row a tap and channel."""
+    """W (C_out, E, K) of a Conv1d or (C_out, K * E) of a Linear -> (K * C_out, E): one row per tap and channel."""
     taps = W.transpose(2, 0, 1) if W.ndim == 3 else W.reshape(len(W), -1, E).transpose(1, 0, 2)
     return np.ascontiguousarray(taps).reshape(-1, E)
 
 
 @sliced_op
 def narrow_tables(rows: Array, taps: Array, K: int) -> Array:
-    """rows (V, E) and taps (K * C_out, E) of 16 bits -> (V, K, C_out), summed in float32."""
+    """rows (V, E) and taps (K * C_out, E) in 16 bits -> (V, K, C_out), accumulated in float32."""
     return _products(rows.astype(np.float32), taps.astype(np.float32), K)
 
 
 @sliced_op
 def split_tables(rows: Array, taps: Array, K: int) -> Array:
-    """rows (V, E) and taps (2, K * C_out, E), each the sum of two tf32 (gemm/sm90.py) -> (V, K, C_out)."""
+    """rows (V, E) and taps (2, K * C_out, E), split in TF32 high and low (gemm/sm90.py) -> (V, K, C_out)."""
     return _products(rows, taps.sum(axis=0), K)
 
 
@@ -104,8 +104,8 @@ def _products(rows: Array, taps: Array, K: int) -> Array:
 def slices_launch(
     recipe: Recipe, given: tuple[tuple[int, ...], str], x: Argument, y: Argument, peaks: Argument | None = None
 ) -> KernelLaunch:
-    """given  the shape and the dtype of the tables
-    peaks  of their channels, where the slices are of 8 bits
+    """given  shape and dtype of the tables
+    peaks  of the channels, for fp8 slices
     """
     (V, K, C), dtype = given
     chunks = math.ceil((V + 1) / ROWS)
@@ -115,7 +115,7 @@ def slices_launch(
 
 
 def peaks_steps(given: tuple[tuple[int, ...], str], units: int) -> Steps:
-    """given  the shape and the dtype of the tables"""
+    """given  shape and dtype of the tables"""
     (V, K, C), dtype = given
     strips, wide = min(STRIPS, V * K), math.ceil(C / THREADS)
     sizes = Int64(V * K), Int64(C), UInt32(strips), UInt32(wide)

@@ -1,15 +1,13 @@
-// layout/concat.cu: several values put where they belong in their union: side by side (Concat), or every so many pixels
-// (Interleave).
+// layout/concat.cu: Concat (values side by side) and Interleave (values at strided pixels).
 //
-// Idea    concat: threads make words of y that lie next to each other, so that lines of memory are written whole; which
-//         value a word is of is a few comparisons. Four words a thread are under way at once. interleave: as many blocks
-//         for each value; threads move words that lie next to each other in it, and divide to find where they go. Words
-//         are as large as what stays together in all values allows.
-// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
-// Layout  concat: x (outer, its words), y (outer, the words of all, `pitch`). interleave: x (outer, h, w, inner), y (outer,
-//         H, W, inner), row-major: x's (o, i, j, c) goes to (o, at_h + i * step_h, at_w + j * step_w, c).
-// Limits  Up to 8 values a launch; words of 1, 2, 4, 8 or 16 bytes, aligned; Index counts those of a launch, or of a
-//         value; less than 2^32 words of a line of y; sm_80 up.
+// Idea    concat: threads compute adjacent words of y, so stores coalesce; a few comparisons find the source value.
+//         Each thread has four words in flight. interleave: the same number of blocks per value; threads load adjacent
+//         words and divide to find their destination. Words are as wide as the contiguous runs of all values allow.
+// Floor   Each element is read and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
+// Layout  concat: x (outer, its words), y (outer, words of all values = `pitch`). interleave: x (outer, h, w, inner),
+//         y (outer, H, W, inner), row-major: x's (o, i, j, c) goes to (o, at_h + i * step_h, at_w + j * step_w, c).
+// Limits  Up to 8 values per launch; words of 1, 2, 4, 8 or 16 B, aligned; Index counts the words of a launch, or of a
+//         value; fewer than 2^32 words per line of y; sm_80 up.
 #include "common/fast_divide.cuh"
 
 constexpr int THREADS = 256, TOGETHER = 4, MOST = 8;
@@ -24,15 +22,15 @@ struct Values {
     Value value[MOST];
 };
 
-// Values side by side: the v-th has words begin[v] to begin[v + 1] of a line of y.
+// Concat: value v holds words begin[v] to begin[v + 1] of a line of y.
 struct Lines {
     const void* x[MOST];
     u32 begin[MOST + 1];
-    Divider words;  // of all of them
+    Divider words;  // per line, all values
 };
 
-// count  words of y that are made
-// at     where in a line those of the first value are
+// count  words of y to compute
+// at     offset of the first value in a line
 template <class T, class Index>
 __global__ void __launch_bounds__(THREADS)
     concat(const __grid_constant__ Lines lines, T* y, long long count, long long pitch, long long at) {
@@ -57,7 +55,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// blocks  for each value
+// blocks  per value
 template <class T, class Index>
 __global__ void __launch_bounds__(THREADS) interleave(const __grid_constant__ Values values, T* y, u32 blocks) {
     const Value& at = values.value[blockIdx.x / blocks];

@@ -1,4 +1,4 @@
-"""Host side of layout/concat.cu: values side by side (Concat) or woven together (Interleave)."""
+"""Concat and Interleave: host side of layout/concat.cu."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from onchip.plan.layout import CHANNELS_LAST, has_channels, lying
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, TOGETHER, BLOCKS_A_UNIT = 256, 4, 8
-MOST = 8  # values of a launch
-NOWHERE = (1 << 32) - 1  # begins a value that is not there
+MOST = 8  # values per launch
+NOWHERE = (1 << 32) - 1  # start of an absent value
 
 
 @dataclass(frozen=True)
 class ConcatLowering:
     """concat(lines, y, count, pitch, at)"""
 
-    row_lines: int  # of a row of the batch
-    operands: tuple[int, ...]  # of each value, its number among the group's inputs
-    line_bytes: tuple[int, ...]  # and of its lines
+    row_lines: int  # per batch row
+    operands: tuple[int, ...]  # input index of each value
+    line_bytes: tuple[int, ...]  # bytes per line of each value
 
     @property
     def word_bytes(self) -> int:
@@ -76,10 +76,10 @@ class ConcatLowering:
 
 @dataclass(frozen=True)
 class Part:
-    """One value (outer, h, w, inner) and where it goes in (outer, H, W, inner); inner in bytes, the same for all."""
+    """A value (outer, h, w, inner) and its position in (outer, H, W, inner); inner in bytes, the same for all."""
 
-    operand: int  # its number among the group's inputs
-    row_outer: int  # of a row of the batch
+    operand: int  # input index
+    row_outer: int  # per batch row
     sides: tuple[int, int]
     inner_bytes: int
     sides_of_all: tuple[int, int]
@@ -91,11 +91,11 @@ class Part:
         return math.gcd(self.inner_bytes, 16)
 
     def count(self, B: int) -> int:
-        """Of words."""
+        """Words."""
         return B * self.row_outer * math.prod(self.sides) * self.inner_bytes // self.word_bytes
 
     def packed(self, B: int) -> bytes:
-        """A Value of layout/concat.cu."""
+        """`Value` of layout/concat.cu."""
         places = struct.pack("<7q", self.count(B), *self.sides_of_all, *self.step, *self.at)
         sizes = (*self.sides, self.inner_bytes // self.word_bytes)
         return (places + b"".join(divider(size).data for size in sizes)).ljust(96, b"\0")
@@ -151,7 +151,7 @@ class WeaveAlone:
 
 
 def _has_channels(net: Network, node: Node) -> bool:
-    """Whether all of it may lie with channels last: nothing of it is at the network's own ends, which lie in rows."""
+    """Whether all values may be NHWC: network inputs and outputs stay row-major."""
     ends = net.inputs.keys() & set(node.inputs) or not net.readers(node.name)
     return not ends and all(has_channels(net.types[value]) for value in (*node.inputs, node.name))
 
@@ -164,7 +164,7 @@ def _lowering(net: Network, node: Node, is_last: bool, device: Device) -> Concat
     if isinstance(layer, Concat):
         axis = row_axis(layer.axis, y) - 1
         axis = (axis or len(to)) - 1 if is_last else axis
-        # Along the axis and behind it a value stays together.
+        # From the axis on, a value is contiguous.
         return ConcatLowering(math.prod(to[:axis]), numbers, tuple(item_bytes * math.prod(x[axis:]) for x in given))
     assert isinstance(layer, Interleave)
     parts = []
@@ -180,7 +180,7 @@ def _lie(given: TensorType, is_last: bool) -> tuple[int, ...]:
 
 
 def _pair(sizes: tuple[int, ...], first: int = 1) -> tuple[int, int]:
-    """Of both axes; `first` of an axis that is not there."""
+    """The values of both axes; `first` for a missing axis."""
     return (sizes[0], sizes[1]) if len(sizes) == 2 else (first, sizes[0])
 
 

@@ -1,39 +1,29 @@
-// layout/permute.cu: the axes of an array in another order, and its numbers in another dtype if that is wanted.
+// layout/permute.cu: permutes the axes of an array, with an optional dtype conversion.
 //
-// Idea    permute_rows, where the last axis stays the last: neighbours stay neighbours, and threads move words of
-//         them. permute_tiles, where another one becomes the last: a block takes a box of R x C numbers through shared
-//         memory: lines of C that are neighbours in x become columns, and R of those are neighbours in y. Where every
-//         line lies in x and every column in y is worked out once a box; up to 8 pieces of a thread are on their way
-//         before the first is used; a piece is 16 B where lines (VX) or columns (VY) are aligned. A line may be of
-//         several axes, so that short ones do not make short lines: 3 channels and all columns of an image are one.
-//         permute_small, where whole rows are short: a block takes several, which lie in one piece in x and in y, and
-//         a table says where in a row each number comes from. permute_few, where 2 to 4 channels move behind or before
-//         the pixels of an image: a thread has 16 B of pixels of every channel and puts them in order in registers;
-//         shared memory only makes neighbours of what the lanes of a warp read or write.
-// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
-//         instructions a float in the time of a copy; permute_tiles<.., 4, 4> is 640 instructions on sm_90a for 16
-//         floats of a thread, of which a third is for lines of several axes: about 27 a float. permute_few
-//         <.., 3, true> is 137 instructions for 12 floats, or 24 numbers in 16 bits.
-// Layout  y row-major; of permute_rows (?, n1, n2, n3, n4, n5), the number of (i0, ..., i5) lies in x at i0 s0 + ... +
-//         i4 s4 + i5; of permute_tiles, number (o, a, b) lies in x at outer_x(o) + lines(a) + b and in y at outer_y(o)
-//         + columns(b) + a; of permute_small, number j of a row at inner(j) of the same row; permute_few: (outer, K, pixels) and (outer,
-//         pixels, K), the first of them 16 B of pixels at a time.
-// Shared  permute_tiles: R * (C | 1) <= 4,160 numbers and R + C <= 1,056 places: 25 KB of 32-bit numbers, 42 KB of
-//         64-bit ones. C | 1: a column's numbers lie in different banks. permute_small: 21 or 38 KB. permute_few: a
-//         thread has (K | 1) * 16 B, so that eight lanes meet all banks: 12 KB for 3 channels.
-// Limits  Up to six axes, once those that stay together are one; words of 1 to 16 bytes, or float32, float16 and
-//         bfloat16 into each other; Index counts words, or lines and columns; sm_80 up.
+// Idea    permute_rows (the last axis stays last): threads copy words. permute_tiles (else): a block transposes tiles
+//         of R x C through shared memory: lines of C contiguous in x become columns of R contiguous in y. Offsets of
+//         lines and columns are computed once per tile; a thread has up to 8 loads in flight, of 16 B where aligned
+//         (VX, VY); a line may span several axes. permute_small (short rows): a block copies several whole rows; a
+//         table gives each element's source. permute_few (NCHW <-> NHWC of 2 to 4 channels): a thread transposes 16 B
+//         of pixels of every channel in registers; shared memory only coalesces.
+// Floor   Each element moves once in, once out: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us; 57 issue slots per float
+//         on an H200. sm_90a: permute_tiles<.., 4, 4> takes about 27, permute_few<.., 3, true> 137 for 12 floats.
+// Layout  y row-major. permute_rows: (?, n1, .., n5) from x at i0 s0 + .. + i4 s4 + i5. permute_tiles: (o, a, b) from
+//         outer_x(o) + lines(a) + b to outer_y(o) + columns(b) + a. few: (outer, K, pixels) and (outer, pixels, K).
+// Shared  tiles: R * (C | 1) <= 4,160 elements, R + C <= 1,056 offsets: 25 or (64-bit) 42 KB. small: 21 or 38 KB.
+//         few: (K | 1) * 16 B per thread, 12 KB for 3 channels. Odd pitches avoid bank conflicts.
+// Limits  Six merged axes; words of 1 to 16 B, or float32, float16, bfloat16 into each other; sm_80 up.
 #include "common/fast_divide.cuh"
 
 constexpr int THREADS = 256, TOGETHER = 4;
-constexpr int A_THREAD = 16, TILE = THREADS * A_THREAD;  // numbers of a box, at most
-constexpr int AT_ONCE = 8;                               // pieces of a thread on their way
+constexpr int A_THREAD = 16, TILE = THREADS * A_THREAD;  // elements per thread; per tile, at most
+constexpr int AT_ONCE = 8;                               // loads in flight per thread
 constexpr int SLOTS = TILE + 64, PLACES = 1056, SMALL = 2048;
 
-// Where number i of an array of up to four axes lies, if their steps are others than those of neighbours.
+// Strided index: the offset of element i of an array of up to four axes.
 struct Axes {
-    Divider n1, n2, n3;  // the sizes of all but the first
-    u32 is_one;          // it has one axis: the first
+    Divider n1, n2, n3;  // sizes of all axes but the first
+    u32 is_one;          // only the first axis
     long long s0, s1, s2, s3;
 };
 template <class Index>
@@ -43,12 +33,12 @@ __device__ __forceinline__ long long place(Index i, const Axes& axes) {
     return i * axes.s0 + i1 * axes.s1 + i2 * axes.s2 + i3 * axes.s3;
 }
 
-// V neighbours, moved at once.
+// V contiguous elements, one load or store.
 template <class T, int V>
 struct alignas(sizeof(T) * V) Neighbours {
     T v[V];
 };
-// A number in shared memory: short ones have a bank for themselves.
+// An element in shared memory; narrow ones get a bank of their own.
 template <class T>
 struct alignas(sizeof(T) < 4 ? 4 : sizeof(T)) Slot {
     T v;
@@ -88,13 +78,13 @@ __global__ void __launch_bounds__(THREADS) permute_rows(
     }
 }
 
-// by_x, by_y  C / VX and R / VY pieces of a line and of a column
+// by_x, by_y  C / VX vectors per line, R / VY per column
 template <class In, class Out, class Index, int VX, int VY>
 __global__ void __launch_bounds__(THREADS, sizeof(Out) == 8 ? 3 : 4) permute_tiles(
     const In* x, Out* y, long long tiles, long long Na, long long Nb, Divider across, Divider down, Parts by_x,
     Parts by_y, Axes lines, Axes columns, Axes outer_x, Axes outer_y) {
     __shared__ Slot<Out> slots[SLOTS];
-    __shared__ long long places[PLACES];  // of the lines in x, then of the columns in y
+    __shared__ long long places[PLACES];  // offsets of the lines in x, then of the columns in y
     const int R = by_y.size * VY, C = by_x.size * VX, pitch = C | 1, me = threadIdx.x;
     for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         Index o = static_cast<Index>(tile);
@@ -148,9 +138,9 @@ __global__ void __launch_bounds__(THREADS, sizeof(Out) == 8 ? 3 : 4) permute_til
     }
 }
 
-__device__ __forceinline__ int padded(int i) { return i + i / 32; }  // steps of 2^n numbers then meet other banks
+__device__ __forceinline__ int padded(int i) { return i + i / 32; }  // avoids bank conflicts at strides of 2^n
 
-// A block takes `chunk` numbers, whole rows of row.size.
+// A block handles `chunk` elements, whole rows of row.size.
 template <class In, class Out>
 __global__ void __launch_bounds__(THREADS)
     permute_small(const In* x, Out* y, long long count, u32 chunk, Parts row, Axes inner) {
@@ -184,8 +174,8 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 // K       channels
-// BEHIND  whether they move behind the pixels, or before them
-// groups  of 16 bytes of pixels, `across` in an image
+// BEHIND  NCHW to NHWC; else NHWC to NCHW
+// groups  16 B vectors of pixels, `across` per image
 template <class T, class Index, int K, bool BEHIND>
 __global__ void __launch_bounds__(THREADS, K == 4 ? 5 : 6)
     permute_few(const uint4* x, uint4* y, long long groups, Divider across) {
@@ -196,10 +186,10 @@ __global__ void __launch_bounds__(THREADS, K == 4 ? 5 : 6)
     for (long long first = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x - lane; first < groups;
          first += static_cast<long long>(gridDim.x) * THREADS) {
         const bool is_inside = first + lane < groups;
-        const int pieces = groups - first < 32 ? static_cast<int>(groups - first) * K : 32 * K;  // with channels behind
+        const int pieces = groups - first < 32 ? static_cast<int>(groups - first) * K : 32 * K;  // in NHWC
         Index image = static_cast<Index>(first + lane);
         const u32 pixel = take_rest(image, across);
-        const long long apart = static_cast<long long>(image) * K * across.size + pixel;  // with channels before
+        const long long apart = static_cast<long long>(image) * K * across.size + pixel;  // in NCHW
         Neighbours<T, V> given[K], made[K];
         uint4 *in = reinterpret_cast<uint4*>(given), *out = reinterpret_cast<uint4*>(made);
         if constexpr (BEHIND) {

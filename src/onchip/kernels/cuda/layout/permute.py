@@ -1,7 +1,4 @@
-"""Axes in another order on a GPU: the host side of layout/permute.cu.
-
-A Permute by itself, and values that a plan wants in another layout; a Cast on the way.
-"""
+"""Permute, and layout conversions that a plan needs, with an optional Cast: host side of layout/permute.cu."""
 
 from __future__ import annotations
 
@@ -38,13 +35,13 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying
 
 ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")
-# Numbers are only moved: what they are does not matter, how long they are does.
+# A copy depends on the element size only, not on the dtype.
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long", 16: "uint4"}
 THREADS, TOGETHER, BLOCKS_A_UNIT = 256, 4, 8
-TILE, SLOTS, MOST_LINES = 4096, 4160, 1024  # of a box: numbers, room for them, lines or columns
-SIDE, SMALL = 64, 2048  # as many neighbours are a whole line; numbers of a row of permute_small
-MOST_BLOCKS = 1 << 20  # a box or a chunk each; beyond, several
-MOST_AXES, MOST_TOGETHER = 6, 4  # of an array; of an index
+TILE, SLOTS, MOST_LINES = 4096, 4160, 1024  # per tile: elements, slots, lines or columns
+SIDE, SMALL = 64, 2048  # preferred tile side; longest row of permute_small
+MOST_BLOCKS = 1 << 20  # one tile or chunk per block, several beyond this
+MOST_AXES, MOST_TOGETHER = 6, 4  # per array; per strided index
 MOST_CHANNELS = 4  # of permute_few
 
 
@@ -57,9 +54,9 @@ def permute(
     y: Argument,
     is_aligned: bool = True,
 ) -> KernelLaunch:
-    """The array of this shape with its axes in this order, from dtype to dtype.
+    """Permute the axes of an array of this shape, converting dtypes[0] to dtypes[1].
 
-    is_aligned  x and y begin at multiples of 16 bytes; where the last axis stays the last, they have to
+    is_aligned  x and y are 16-byte aligned; required if the last axis stays last
     """
     shape, axes = merge_axes(shape, axes)
     assert len(shape) <= MOST_AXES, f"{len(shape)} axes move apart, at most {MOST_AXES} can"
@@ -84,7 +81,7 @@ def _rows(
     """permute_rows(x, y, count, n1..n5, s0..s4)"""
     given, made = dtypes
     names = NUMBERS.get(given, ""), NUMBERS.get(made, "")
-    if given == made:  # as long words as a run of neighbours is made of
+    if given == made:  # the widest words that divide a contiguous run
         word = math.gcd(16, DTYPE_BYTES[given] * (shape[-1] if shape else 1))
         names = (WORDS[word],) * 2
         shape = (*shape[:-1], (shape[-1] if shape else 1) * DTYPE_BYTES[given] // word)
@@ -106,7 +103,7 @@ def _rows(
 def _few(
     dtypes: tuple[str, str], shape: tuple[int, ...], axes: tuple[int, ...], x: Argument, y: Argument
 ) -> KernelLaunch | None:
-    """permute_few(x, y, groups, across): few channels behind the pixels, or before them; None: it is something else."""
+    """permute_few(x, y, groups, across): NCHW <-> NHWC with few channels; None for any other permutation."""
     item_bytes = DTYPE_BYTES[dtypes[0]]
     if dtypes[0] != dtypes[1] or axes not in ((1, 0), (0, 2, 1)):
         return None
@@ -119,12 +116,12 @@ def _few(
     names = f"{WORDS[item_bytes]}, {index_of(groups)}, {K}, {str(is_behind).lower()}"
     return KernelLaunch(
         Program(SOURCE, f"permute_few<{names}>"), in_line(min(-(-groups // THREADS), MOST_BLOCKS)),
-        (x, y, Int64(groups), divider(across)), Budget(registers=48, spill_bytes=24),  # sm_90 spills nothing
+        (x, y, Int64(groups), divider(across)), Budget(registers=48, spill_bytes=24),  # sm_90 does not spill
     )  # fmt: skip
 
 
 def _has_small_rows(shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
-    """Whether short rows, whose order stays, are permuted each by itself."""
+    """Whether short rows keep their order and are permuted one by one."""
     return 1 < len(axes) <= 1 + MOST_TOGETHER and axes[0] == 0 and math.prod(shape[1:]) <= SMALL
 
 
@@ -147,7 +144,7 @@ def _tiles(
     shape: tuple[int, ...],
     axes: tuple[int, ...],
     groups: tuple[list[int], list[int]],
-    most: int,  # numbers of a piece
+    most: int,  # elements per vector
     x: Argument,
     y: Argument,
 ) -> KernelLaunch:
@@ -159,7 +156,7 @@ def _tiles(
     R, C = box_for(Na, Nb)
     across, down = -(-Na // R), -(-Nb // C)
     tiles = math.prod(shape[axis] for axis in outer) * across * down
-    # Whatever lies beside a line is a multiple of all of its numbers away, and so for a column.
+    # All other strides are multiples of the length of a line, or of a column.
     VX, VY = (most if N % most == 0 else 1 for N in (Nb, Na))
     names = ", ".join(_numbers(dtypes))
     arguments = (
@@ -172,9 +169,9 @@ def _tiles(
 
 
 def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """The axes of a column, which are the last of y, and those of a line, the last of x, as x counts them.
+    """The axes of a column, the last of y, and those of a line, the last of x, numbered as in x.
 
-    Whichever is shorter takes the next axis until both are long enough; no axis is in both.
+    The shorter one takes the next axis until both are long enough; no axis is in both.
     """
     orders = list(axes), list(range(len(axes)))
     groups = [orders[0].pop()], [orders[1].pop()]
@@ -190,7 +187,7 @@ def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[list[int], l
 
 
 def box_for(Na: int, Nb: int) -> tuple[int, int]:
-    """Lines and columns of a box: square, unless one of them is short; the last box should not be nearly empty."""
+    """Lines and columns per tile: square unless one is short; sized so that the last tile is not nearly empty."""
     R, C = min(SIDE, Na), min(SIDE, Nb)
     if C < SIDE:
         R = min(TILE // C, SLOTS // (C | 1), MOST_LINES) // 8 * 8
@@ -200,7 +197,7 @@ def box_for(Na: int, Nb: int) -> tuple[int, int]:
 
 
 def _evenly(N: int, most: int) -> int:
-    """About the same number for each, in multiples of 8 (32 bytes are read at once)."""
+    """Tiles of about equal size, in multiples of 8 (a sector is 32 bytes)."""
     return N if most >= N else -(-N // -(-N // most) // 8) * 8
 
 
@@ -210,12 +207,12 @@ def _numbers(dtypes: tuple[str, str]) -> tuple[str, str]:
 
 
 def _steps(shape: Sequence[int]) -> list[int]:
-    """How far apart neighbours along each axis lie."""
+    """Row-major strides."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def _axes(axes: Sequence[tuple[int, int]]) -> Struct:
-    """Axes, of (size, step) each. The first may have any size."""
+    """`Axes` of layout/permute.cu, from (size, stride) pairs. The first may have any size."""
     first, *others = axes or [(1, 0)]
     missing = [(1, 0)] * (MOST_TOGETHER - 1 - len(others))
     sizes = b"".join(divider(size).data for size, _ in (*missing, *others))
@@ -224,7 +221,7 @@ def _axes(axes: Sequence[tuple[int, int]]) -> Struct:
 
 
 def merge_axes(shape: Sequence[int], axes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The same move with fewer axes: those that stay next to each other are one, those of size 1 are gone."""
+    """The same permutation with fewer axes: adjacent ones merged, those of size 1 dropped."""
     kept = [axis for axis in axes if shape[axis] != 1]
     runs: list[list[int]] = []
     for axis in kept:
@@ -242,7 +239,7 @@ def merge_axes(shape: Sequence[int], axes: Sequence[int]) -> tuple[tuple[int, ..
 class PermuteLowering:
     dtypes: tuple[str, str]
     row_shape: tuple[int, ...]
-    axes: tuple[int, ...]  # of the whole array, the batch in front
+    axes: tuple[int, ...]  # of the whole array, batch first
     units: int
 
     def at(self, B: int) -> Steps:
@@ -281,14 +278,14 @@ class PermuteAlone:
         )
 
     def _casts(self, net: Network, node: Node, device: Device) -> Iterator[Claim]:
-        """A Cast whose value should lie otherwise than what it reads: one pass for both."""
+        """A Cast that also changes the layout, in one pass."""
         (value,) = node.inputs
         x, y = net.types[value], net.types[node.name]
         if not {x.dtype, y.dtype} <= NUMBERS.keys() or not has_channels(x) or device.arch not in ARCHITECTURES:
             return
         for given, wanted in ((ROWS, CHANNELS_LAST), (CHANNELS_LAST, ROWS)):
             at_end = value in net.inputs if given == CHANNELS_LAST else not net.readers(node.name)
-            if not at_end:  # the network's own ends lie in rows
+            if not at_end:  # network inputs and outputs stay row-major
                 yield Claim(
                     self.name, f"{self.name}<{wanted},{y.dtype}>", (node.name,), Price(0, x.row_bytes + y.row_bytes),
                     f"{value} lies in {given}", facts=_conversion(x, given, y.dtype, device),
@@ -304,7 +301,7 @@ class PermuteAlone:
 
 
 def _conversion(x: TensorType, given: str, dtype: str, device: Device) -> PermuteLowering:
-    """From one layout to the other."""
+    """Conversion from layout `given` to the other one."""
     to_last = (0, *range(2, len(x.shape)), 1)
     return PermuteLowering(
         (x.dtype, dtype), lying(x, given).row_shape, to_last if given == ROWS else _turned(to_last), device.units
@@ -312,7 +309,7 @@ def _conversion(x: TensorType, given: str, dtype: str, device: Device) -> Permut
 
 
 def _turned(axes: Sequence[int]) -> tuple[int, ...]:
-    """The order that undoes another one."""
+    """The inverse permutation."""
     return tuple(sorted(range(len(axes)), key=lambda i: axes[i]))
 
 

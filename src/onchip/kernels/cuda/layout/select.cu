@@ -1,12 +1,12 @@
-// layout/select.cu: numbers of rows, chosen axis by axis: slices, gathers, pads, copies of rows, the nearest pixels.
+// layout/select.cu: elements of rows selected axis by axis: Slice, Gather, Pad, Tile, nearest resize.
 //
-// Idea    Threads make words of y that lie next to each other, each as large as what stays together allows. A word's
-//         place in x is the sum of what three small tables, which stay in the cache, say for its three axes; where one
-//         says -1, the word is `fill`.
-// Floor   Every number that is chosen is read once and all are written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
-// Layout  y (?, n1, n2, n3, run), x (?, x_row), row-major, in words. The word of (o, i1, i2, i3, c) lies in x at o * x_row +
-//         places[i1] + places[n1 + i2] + places[n1 + n2 + i3] + c.
-// Limits  Words of 1, 2, 4, 8 or 16 bytes, aligned; a row of x of fewer than 2^31 words; Index counts those of y; sm_80 up.
+// Idea    Threads compute adjacent words of y, as wide as contiguous runs allow. A word's offset in x is the sum of
+//         three table entries, one per axis; the tables stay in cache. A negative entry stores `fill`.
+// Floor   Selected elements are read once, all are written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
+// Layout  y (?, n1, n2, n3, run), x (?, x_row), row-major, in words. Word (o, i1, i2, i3, c) is x[o * x_row +
+//         places[i1] + places[n1 + i2] + places[n1 + n2 + i3] + c].
+// Limits  Words of 1, 2, 4, 8 or 16 B, aligned; fewer than 2^31 words per row of x; Index counts the words of y;
+//         sm_80 up.
 #include "common/fast_divide.cuh"
 
 constexpr int THREADS = 256, TOGETHER = 4;
@@ -15,10 +15,11 @@ struct Axes {
     Divider n1, n2, n3, run;
 };
 
-// fill  its first bytes are a word
+// fill  the word is its first bytes
 template <class T, class Index>
 __global__ void __launch_bounds__(THREADS)
-    select(const T* x, const int* places, T* y, long long count, long long x_row, Axes axes, const __grid_constant__ uint4 fill) {
+    select(const T* x, const int* places, T* y, long long count, long long x_row, Axes axes,
+           const __grid_constant__ uint4 fill) {
     const int *of2 = places + axes.n1.size, *of3 = of2 + axes.n2.size;
     const long long step = static_cast<long long>(gridDim.x) * THREADS * TOGETHER;
     for (long long begin = static_cast<long long>(blockIdx.x) * THREADS * TOGETHER + threadIdx.x; begin < count;

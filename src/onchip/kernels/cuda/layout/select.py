@@ -1,4 +1,4 @@
-"""Slice, Gather, Pad, Tile and NearestResize on a GPU: the host side of layout/select.cu."""
+"""Slice, Gather, Pad, Tile and NearestResize: host side of layout/select.cu."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, TOGETHER, BLOCKS_A_UNIT, WAVES = 256, 4, 8, 8
-MOST_WORDS = 1 << 31  # of a row of x
+MOST_WORDS = 1 << 31  # per row of x
 
 
 @recipe_op
 def places_of(
     kind: str, given: tuple[tuple[str, Attribute], ...], row_shape: tuple[int, ...], layout: str, word: int
 ) -> Array:
-    """The tables of a layer, one behind the other, in words of so many numbers."""
+    """The layer's three offset tables, concatenated, in words of `word` elements."""
     layer = LAYERS[kind](**dict(given))
     assert isinstance(layer, Selection)
     together = np.concatenate(tables_for(layer, row_shape, layout).places)
@@ -80,7 +80,7 @@ class SelectLowering:
 class SelectAlone:
     name = "select"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # numbers are only moved
+    precisions = tuple(PRECISIONS)  # a copy
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]

@@ -1,18 +1,14 @@
-// mlp/fused.cu: a whole MLP forward in one launch, in true fp32, for layers whose weights fit on no chip too.
+// mlp/fused.cu: a whole MLP forward in one persistent kernel, true fp32 on the CUDA cores (FFMA).
 //
-// Idea    One block a multiprocessor. It stages the weights in shared memory once; then each warp, by itself,
-//         walks over tiles of ROWS rows: x comes in, goes from layer to layer in the warp's own corner of
-//         shared memory, y goes out. Only x and y touch global memory. A warp never waits for another, so one
-//         loads while the others multiply. Layers that do not fit (is_resident = false) are read through L1.
-// Order   An output is one accumulator: 0, then fma over k = 0, 1, .. D_in-1, then + bias; with more than PART terms
-//         a sum of such sums, first to last. A softmax goes over its row in the order of the columns. So a row's
-//         bits depend neither on B nor on its place in the batch (nor on ROWS, WARPS or on which layers are resident).
-// Floor   A row moves (D_in + D_out)*4 B and costs 2*params flop. 72-64-64-4, B = 2^21, H200: 638 MB / 4.8 TB/s
-//         = 133 us; 37.6 Gflop / 66.9 Tflop/s = 562 us. Compute-bound, four to one: the fma pipe is the score.
-//         Layer by layer, a launch for each Linear and each ReLU, a row moves 2 352 B instead of 304.
-// Layout  x (B, D_in), y (B, D_out) row-major, 16 B aligned, each float32, float16 or bfloat16. weights: for each
-//         layer W^T (D_in, padded) and then, if it has one, its bias (padded), back to back; columns past D_out are
-//         zeros.
+// Idea    One persistent block per SM stages the weights in shared memory once. Each warp loops over tiles of ROWS rows
+//         on its own: load x, run all layers in its private shared-memory buffers, store y. Only x and y touch global
+//         memory. Warps never synchronise with each other. Layers that do not fit (is_resident = false) go through L1.
+// Order   One accumulator per output: fma over k = 0 .. D_in-1, then + bias. K > PART sums chunks of PART in order.
+//         A softmax reduces its row in column order. A row's bits do not depend on B, ROWS, WARPS or residency.
+// Floor   (D_in + D_out)*4 B and 2*params flop per row. 72-64-64-4, B = 2^21, H200: 638 MB / 4.8 TB/s = 133 us;
+//         37.6 Gflop / 66.9 Tflop/s = 562 us: compute-bound. Layer by layer a row moves 2 352 B instead of 304.
+// Layout  x (B, D_in), y (B, D_out) row-major, 16 B aligned, each float32, float16 or bfloat16. weights: per layer
+//         W^T (D_in, padded), then its bias (padded) if any, contiguous; columns past D_out are zeros.
 // Shared  (resident weights + WARPS * ROWS * (stride of buffer 0 + stride of buffer 1)) * 4 B
 //         = (8 960 + 12 * 32 * 76) * 4 = 152 576 B for 72-64-64-4 with ROWS = 32, WARPS = 12.
 // Limits  Any widths and depth that fit; any B (the last tile is masked); ROWS in {8, 16, 32}; sm_80 up.
@@ -21,7 +17,7 @@
 #include "common/dtype.cuh"
 #include "common/softmax.cuh"
 
-// One Linear with what follows it: W (D_out, D_in), maybe a bias, an activation.
+// One Linear, W (D_out, D_in), with its optional bias and activation.
 template <int D_in_, int D_out_, class Act_, bool has_bias_, bool is_resident_>
 struct Dense {
     static_assert(D_in_ > 0 && D_out_ > 0, "a layer has at least one input and one output");
@@ -30,16 +26,16 @@ struct Dense {
     using Act = Act_;
 };
 
-constexpr int PART = 128;   // terms of a sum: the errors of a longer one grow past those of a product in blocks
+constexpr int PART = 128;   // K elements per partial sum: longer sums would exceed the error of a blocked gemm
 
-// A warp computes a layer in chunks of columns: of 64 while at least 49 are left (less would waste a quarter of
+// A warp computes a layer in column chunks: 64 wide while at least 49 columns remain (fewer would waste a quarter of
 // the work), then one or two narrower ones.
 __device__ constexpr int full_chunks(int D_out) { return (D_out + 15) / 64; }
 __device__ constexpr int rest_of(int D_out) {
     return D_out > 64 * full_chunks(D_out) ? D_out - 64 * full_chunks(D_out) : 0;
 }
 __device__ constexpr int chunk_of(int left, int rows) {
-    // Not narrower than 128 / rows: each of the 32 lanes needs a row of four columns.
+    // At least 128 / rows: each of the 32 lanes needs one row of four columns.
     int chunk = 32;
     while (chunk > 128 / rows && left <= chunk / 2) chunk /= 2;
     return left > 0 ? chunk : 0;
@@ -52,14 +48,14 @@ __device__ constexpr bool is_one_chunk(int D_out, int rows) {
     return full_chunks(D_out) == 0 ? rest_of(D_out) <= chunk_of(rest_of(D_out), rows) : D_out <= 64;
 }
 
-// Where everything lies: all of it known when planning. kernels/cuda/mlp/fused.py does the same sums.
+// Offsets and strides, all constexpr. The host twin mlp/fused.py computes the same values.
 template <int ROWS, class... Layers>
 struct Layout {
     static constexpr int L = sizeof...(Layers);
     static_assert(L > 0, "an MLP has at least one layer");
     static_assert(ROWS == 8 || ROWS == 16 || ROWS == 32, "ROWS in {8, 16, 32}");
 
-    // A layer of one chunk writes over its own input: all of it is read by then. Else the buffers take turns.
+    // A layer of one chunk overwrites its own input, which is consumed by then. Otherwise the two buffers alternate.
     static __device__ constexpr int buffer(int l) {
         const bool one_chunk[L] = {is_one_chunk(Layers::D_out, ROWS)...};
         int at = 0;
@@ -71,10 +67,10 @@ struct Layout {
         int widest = which == 0 ? D_in[0] : 0;
         for (int i = 0; i < L; ++i)
             if (buffer(i + 1) == which && out[i] > widest) widest = out[i];
-        // An odd number of float4: rows next to each other then start in other banks, 8 of them in 32.
+        // An odd number of float4: 8 consecutive rows cover all 32 banks without conflicts.
         return widest == 0 ? 0 : ((widest + 3) / 4 | 1) * 4;
     }
-    // Floats of the layers before layer l: all of them, or only the resident ones.
+    // Floats before layer l: of all layers, or of the resident ones only.
     static __device__ constexpr int offset(int l, bool only_resident) {
         const int size[L] = {(Layers::D_in + (Layers::has_bias ? 1 : 0)) * padded(Layers::D_out, ROWS)...};
         const bool resident[L] = {Layers::is_resident...};
@@ -86,8 +82,8 @@ struct Layout {
     static constexpr int warp_floats = ROWS * (stride(0) + stride(1));
 };
 
-// One chunk of columns of one layer. A lane keeps TM rows x TN columns in registers: with 8 x 8 it reads
-// 16 float4 for 256 fma.
+// One column chunk of one layer. A lane accumulates TM rows x TN columns in registers: at 8 x 8 it reads 16 float4
+// per 256 fma.
 //
 // in       (ROWS, IN) shared, the first D_in columns       out  (ROWS, OUT) shared, written from `column` on
 // weights  (D_in [+ 1 with bias], N), shared or global
@@ -98,8 +94,8 @@ __device__ __forceinline__ void run_chunk(const float* in, const float* weights,
     constexpr int TM = ROWS / LANES_M, TN = CHUNK / LANES_N;
     static_assert(TM * LANES_M == ROWS && TN % 4 == 0, "lanes cover the tile");
 
-    // Columns of a lane come in fours, 4*LANES_N apart, and rows LANES_M apart: what the lanes of a warp read
-    // at once is then one run of columns, or neighbouring rows: no bank twice.
+    // A lane's columns are groups of four, 4*LANES_N apart; its rows are LANES_M apart. Each warp-wide load then covers
+    // contiguous columns or adjacent rows: no bank conflicts.
     const int n = 4 * (lane % LANES_N), m = lane / LANES_N;
     const float* a = in + m * IN;
     const float* w = weights + column + n;
@@ -120,7 +116,7 @@ __device__ __forceinline__ void run_chunk(const float* in, const float* weights,
         }
     };
     auto sum_up = [&](int from, int until) {
-        // Small tiles have registers to spare: more loads in flight for weights that come from L2.
+        // Small tiles have registers to spare: keep more weight loads from L2 in flight.
 #pragma unroll (TM * TN >= 32 ? 2 : 4)
         for (int k = from; k + 4 <= until; k += 4) {
             float x0[TM], x1[TM], x2[TM], x3[TM];
@@ -161,7 +157,7 @@ __device__ __forceinline__ void run_chunk(const float* in, const float* weights,
         multiply(x, w + k * N);
     }
 
-    if (in_place) __syncwarp();  // every lane has read its input: it may be written over
+    if (in_place) __syncwarp();  // all lanes have read the input before it is overwritten
 #pragma unroll
     for (int j = 0; j < TN; j += 4) {
         float4 bias = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -190,7 +186,7 @@ __device__ __forceinline__ void run_layer(const float* in, const float* weights,
     __syncwarp();
 }
 
-// Layers l, l+1, ..: `tile` holds the warp's two buffers; layer 0 finds x in the first.
+// Runs layers l, l+1, ... `tile` holds the warp's two buffers; layer 0 reads x from the first.
 template <class Where, int ROWS, int l, class Layer, class... Rest>
 __device__ __forceinline__ void run_layers(const float* weights, const float* resident, float* tile, int lane) {
     constexpr int from = Where::buffer(l), to = Where::buffer(l + 1);
@@ -213,7 +209,7 @@ __device__ __forceinline__ void stage_weights(const float* weights, float* resid
     if constexpr (sizeof...(Rest) > 0) stage_weights<Where, ROWS, l + 1, Rest...>(weights, resident, thread, threads);
 }
 
-// x (rows, D) global -> tile (ROWS, STRIDE) shared; rows past the end become zeros.
+// x (rows, D) global -> tile (ROWS, STRIDE) shared; rows past the end are zero-filled.
 template <int ROWS, int D, int STRIDE, class In>
 __device__ __forceinline__ void load_rows(const In* x, float* tile, int rows, int lane) {
     if constexpr (D % 4 == 0) {
@@ -239,7 +235,7 @@ __device__ __forceinline__ void store_rows(const float* tile, Out* y, int rows, 
     }
 }
 
-// A lane has a row, columns first to last.
+// One row per lane, reduced in column order.
 template <int D>
 struct LaneRow {
     float* row;
@@ -273,7 +269,7 @@ __device__ constexpr int first_width() {
     return Layer::D_in;
 }
 
-// WEIGHT_FLOATS and SHARED_BYTES are the host's sums: where the two sides differ, nothing compiles.
+// WEIGHT_FLOATS and SHARED_BYTES come from the host: compilation fails if the two sides disagree.
 template <class In, class Out, int ROWS, int WARPS, int WEIGHT_FLOATS, int SHARED_BYTES, class Normaliser,
           class... Layers>
 __global__ void __launch_bounds__(32 * WARPS, 1)
@@ -294,7 +290,7 @@ mlp_fused(const In* __restrict__ x, const float* __restrict__ weights, Out* __re
     stage_weights<Where, ROWS, 0, Layers...>(weights, resident, threadIdx.x, 32 * WARPS);
     __syncthreads();
 
-    // Neighbouring tiles go to different blocks: a small batch spreads over the whole chip.
+    // Consecutive tiles go to different blocks, so a small batch spreads over all SMs.
     const int tiles = static_cast<int>((B + ROWS - 1) / ROWS);
     for (int t = blockIdx.x + gridDim.x * warp; t < tiles; t += gridDim.x * WARPS) {
         const long long row = static_cast<long long>(t) * ROWS;

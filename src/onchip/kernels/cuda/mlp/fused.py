@@ -1,7 +1,7 @@
-"""Host side of mlp/fused.cu: pure Python: it plans for a chip that is not here.
+"""Host side of mlp/fused.cu. Pure Python: it plans for a GPU that is not present.
 
-The sums (chunks, strides, shared bytes) are those of `Layout` in the .cu file; the kernel is compiled with the
-host's results as template arguments and does not compile where the two sides differ.
+Chunks, strides and shared bytes match `Layout` in the .cu file. They are template arguments of the kernel, which does
+not compile if the two sides disagree.
 """
 
 from __future__ import annotations
@@ -43,33 +43,33 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 
-ROWS = (32, 16, 8)  # rows of a warp's tile, best first: more rows, more use of each weight that is read
-# Not 16 warps: 128 registers a thread are too few for tiles of 8 x 8 (sm_90a spills).
+ROWS = (32, 16, 8)  # rows per warp tile, best first: taller tiles reuse each loaded weight more often
+# Not 16 warps: 128 registers per thread are too few for 8 x 8 tiles (sm_90a spills).
 MOST_WARPS = 12
-PART = 128  # terms of a sum; longer ones are sums of sums, which take registers from the tiles
-_MANY = 1 << 20  # rows that fill every chip: what is checked without one
-FEWEST_WARPS = 4  # one for each scheduler of a multiprocessor; fewer only where nothing else fits
-# Of a scheduler's rate that one warp reaches: what it reads, it waits for. As measured with a row of 784-512-256-10.
+PART = 128  # K elements per partial sum; longer K needs a second set of accumulators, hence smaller tiles
+_MANY = 1 << 20  # rows that fill any GPU; used to check instances without a device
+FEWEST_WARPS = 4  # one per warp scheduler of an SM; fewer only if nothing else fits
+# Share of a scheduler's rate that a single warp reaches, limited by load latency. Measured: one row of 784-512-256-10.
 ALONE = 0.43
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a block of mlp_fused is cut."""
+    """Tile sizes of a block of mlp_fused."""
 
-    rows: int  # of the batch, a warp at a time
-    warps: int  # a block
-    resident: tuple[bool, ...]  # for each layer: in shared memory, or read through L1 from L2
+    rows: int  # rows of the batch per warp tile
+    warps: int  # warps per block
+    resident: tuple[bool, ...]  # per layer: in shared memory, or read through L1 from L2
 
 
 @dataclass(frozen=True)
 class MlpLowering:
-    """A claimed chain as one launch."""
+    """A claimed chain, lowered to one launch."""
 
     chain: Chain
-    dtypes: tuple[str, str]  # of x and y
+    dtypes: tuple[str, str]  # dtypes of x and y
     tiling: Tiling
-    units: int  # multiprocessors: one block each
+    units: int  # number of SMs; one block each
 
     @property
     def program(self) -> Program:
@@ -77,7 +77,7 @@ class MlpLowering:
 
     @property
     def budget(self) -> Budget:
-        """A block has a multiprocessor's 65,536 registers for itself; they come in eights, at most 255 a thread."""
+        """One block per SM owns all 65,536 registers; allocated in multiples of 8, at most 255 per thread."""
         return Budget(registers=min(255, 65536 // (32 * self.tiling.warps) // 8 * 8))
 
     def count(self, B: int) -> int:
@@ -97,14 +97,14 @@ class MlpFused:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """In fp32 the longest part of the chain that fits; in another precision a layer too large for mlp_tensor."""
+        """Claim the longest prefix of the chain that fits (fp32), or a layer too large for mlp_tensor (others)."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=mlp_tensor.MOST_LAYERS)
         if chain is None:
             return
         told, is_fp32 = "", job.precision == "fp32"
         part = chain.first(max(1, fitting_layers(chain, device.fast_bytes)) if is_fp32 else 1)
         why_not = mlp_tensor.why_not(net, part, device, job)
-        if why_not and len(part.layers) > 1:  # perhaps because of a later layer
+        if why_not and len(part.layers) > 1:  # a later layer may be the cause
             part = chain.first(1)
             why_not = mlp_tensor.why_not(net, part, device, job)
         if not is_fp32 and not why_not:
@@ -122,8 +122,8 @@ class MlpFused:
 def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, B: int, told: str) -> Claim:
     used, price = shared_bytes(chain, tiling), forward_price(net, chain)
     count = max(1, B * chain.vectors)
-    tiles = -(-count // tiling.rows)  # a warp multiplies all rows of one, those that are not there as well
-    busy = min(tiling.warps, tiles / device.units) / FEWEST_WARPS  # warps of a scheduler
+    tiles = -(-count // tiling.rows)  # a warp computes full tiles, padding rows included
+    busy = min(tiling.warps, tiles / device.units) / FEWEST_WARPS  # warps per scheduler
     rate = min(1.0, ALONE * busy) * count / (tiles * tiling.rows)
     return Claim(
         kernel=MlpFused.name,
@@ -145,12 +145,12 @@ def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, B: int, t
     )
 
 
-# -- the sums of Layout in mlp/fused.cu ----------------------------------------------------------------------
+# -- same arithmetic as Layout in mlp/fused.cu ---------------------------------------------------------------
 
 
 @functools.cache
 def chunks(D_out: int, rows: int) -> tuple[int, ...]:
-    """The chunks of columns in which a warp computes a layer: of 64 while at least 49 are left, then narrower."""
+    """Widths of the column chunks of a layer: 64 while at least 49 columns remain, then narrower."""
     full = (D_out + 15) // 64
     widths, left = [64] * full, D_out - 64 * full
     while left > 0:
@@ -163,11 +163,11 @@ def chunks(D_out: int, rows: int) -> tuple[int, ...]:
 
 
 def strides(chain: Chain, rows: int) -> tuple[int, int]:
-    """Floats a row in each of a warp's two activation buffers; the second is 0 where it is never used."""
+    """Floats per row in each of a warp's two activation buffers; the second is 0 if unused."""
     widest, at = [chain.layers[0].D_in, 0], 0
     for layer in chain.layers:
         columns = chunks(layer.D_out, rows)
-        if len(columns) > 1:  # it cannot write over its own input: the buffers take turns
+        if len(columns) > 1:  # cannot overwrite its own input: the buffers alternate
             at = 1 - at
         widest[at] = max(widest[at], sum(columns))
     first, second = (((width + 3) // 4 | 1) * 4 if width else 0 for width in widest)
@@ -175,23 +175,23 @@ def strides(chain: Chain, rows: int) -> tuple[int, int]:
 
 
 def layer_floats(layer: Dense, rows: int) -> int:
-    """Floats of one layer's weights as the kernel wants them: W^T (D_in, padded), then the bias (padded)."""
+    """Floats of one packed layer: W^T (D_in, padded), then the bias (padded)."""
     return (layer.D_in + (layer.bias is not None)) * sum(chunks(layer.D_out, rows))
 
 
 def warp_bytes(chain: Chain, rows: int) -> int:
-    """Shared memory for the activations of one warp."""
+    """Shared memory for one warp's activations."""
     return 4 * rows * sum(strides(chain, rows))
 
 
 def shared_bytes(chain: Chain, tiling: Tiling) -> int:
-    """Dynamic shared memory a block: the resident weights and every warp's activations."""
+    """Dynamic shared memory per block: the resident weights and every warp's activations."""
     staged = sum(layer_floats(a, tiling.rows) for a, here in zip(chain.layers, tiling.resident, strict=True) if here)
     return 4 * staged + tiling.warps * warp_bytes(chain, tiling.rows)
 
 
 def fitting_layers(chain: Chain, limit_bytes: int) -> int:
-    """How many layers, from the first on, find room: more of them take no less shared memory."""
+    """Length of the longest prefix that fits: warp_bytes grows with the number of layers."""
     counts = range(1, len(chain.layers) + 1)
     if warp_bytes(chain, ROWS[-1]) <= limit_bytes:
         return len(counts)
@@ -199,10 +199,10 @@ def fitting_layers(chain: Chain, limit_bytes: int) -> int:
 
 
 def choose_tiling(chain: Chain, limit_bytes: int) -> Tiling | None:
-    """The tiling for `limit_bytes` of shared memory a block; None where not one warp fits.
+    """The tiling for `limit_bytes` of shared memory per block; None if not even one warp fits.
 
-    First choice: every weight resident and at least four warps. Second: weights through L1, and those resident
-    that still find room, largest first. Taller tiles come before more warps.
+    First choice: all weights resident and at least four warps. Second: weights through L1, with the largest layers that
+    still fit resident. Taller tiles are preferred over more warps.
     """
     heights = ROWS if max(layer.D_in for layer in chain.layers) <= PART else ROWS[1:]
     for rows in heights:
@@ -228,11 +228,11 @@ def _resident(chain: Chain, rows: int, room_bytes: int) -> tuple[bool, ...]:
     return tuple(resident)
 
 
-# -- what the runtime gets -----------------------------------------------------------------------------------
+# -- interface to the runtime --------------------------------------------------------------------------------
 
 
 def name_expression(chain: Chain, dtypes: tuple[str, str], tiling: Tiling) -> str:
-    """The kernel with all its template arguments, as NVRTC is asked for it."""
+    """The kernel with all its template arguments: the name expression for NVRTC."""
     layers = (
         f"Dense<{a.D_in}, {a.D_out}, {cpp_name(a.activation)}, {_cpp(a.bias is not None)}, {_cpp(here)}>"
         for a, here in zip(chain.layers, tiling.resident, strict=True)
@@ -244,13 +244,13 @@ def name_expression(chain: Chain, dtypes: tuple[str, str], tiling: Tiling) -> st
 
 
 def launch_config(chain: Chain, tiling: Tiling, rows: int, units: int) -> LaunchConfig:
-    """One block a multiprocessor, fewer where there are fewer tiles than multiprocessors."""
+    """One persistent block per SM, fewer if there are fewer tiles than SMs."""
     tiles = -(-rows // tiling.rows)
     return LaunchConfig((min(units, tiles), 1, 1), (32 * tiling.warps, 1, 1), shared_bytes(chain, tiling))
 
 
 def pack_recipe(chain: Chain, tiling: Tiling) -> Recipe:
-    """All weights in one flat array, in the order the layers run; columns past D_out are zeros."""
+    """All weights in one flat array, in layer order; columns past D_out are zeros."""
     sources = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
     total = sum(layer_floats(layer, tiling.rows) for layer in chain.layers)
     has_bias = tuple(layer.bias is not None for layer in chain.layers)
@@ -259,7 +259,7 @@ def pack_recipe(chain: Chain, tiling: Tiling) -> Recipe:
 
 @recipe_op
 def pack_columns(*weights: Array, size: int, rows: int, has_bias: tuple[bool, ...]) -> Array:
-    """W (D_out, D_in) and, where a layer has one, b (D_out,) of every layer -> (D_in, columns), then b."""
+    """W (D_out, D_in) and optional b (D_out,) of every layer -> W^T (D_in, columns), then b (columns,)."""
     packed, at, given = np.zeros(size, np.float32), 0, iter(weights)
     for with_bias in has_bias:
         weight = next(given)

@@ -1,7 +1,7 @@
-"""Weights for mlp/tensor_core.cu: which number lies where in shared memory, so that each lane finds its own.
+"""Pack the weights of mlp/tensor_core.cu into the fragment order of shared memory.
 
-The order of k in the first layer is that in which lanes read x, in the others that in which they hold the sums of
-the layer before; the order of the last layer's columns is that in which they write y.
+k of the first layer follows the order in which lanes load x; k of later layers follows the accumulator layout of the
+previous layer. Columns of the last layer follow the order in which lanes store y.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, narrowed
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES
 
-# Tensor cores cut a sum off where float32 ends, which makes it smaller by half a unit in the last place on average, and
-# the next layer adds up what all its inputs lack. Weights of fp32 are larger by just that share: the low parts have
-# room for it. A rounded addition after every step would be as exact, and takes several times as long.
+# Tensor cores truncate sums to float32: half an ulp too small on average, and the next layer adds up the bias of all
+# inputs. fp32 weights are scaled up to compensate; the low parts have the bits for it. A rounded addition after every
+# step would be as exact, but takes several times as long.
 _UNBIASED = 1 + 2.0**-24
 
 
-# -- how much there is ---------------------------------------------------------------------------------------
+# -- sizes ---------------------------------------------------------------------------------------------------
 
 
 def weight_bytes(chain: Chain, precision: Precision) -> int:
@@ -31,33 +31,33 @@ def weight_bytes(chain: Chain, precision: Precision) -> int:
 
 
 def fitting_layers(chain: Chain, precision: Precision, limit_bytes: int) -> int:
-    """How many layers, from the first on, take no more than so many bytes."""
+    """Length of the longest prefix of layers whose weights take at most `limit_bytes`."""
     sizes = map(layer_bytes, chain.layers, depths(chain, precision), itertools.repeat(precision))
     return sum(total <= limit_bytes for total in itertools.accumulate(sizes))
 
 
 def layer_bytes(layer: Dense, K: int, precision: Precision) -> int:
-    """Of one layer in shared memory: W in tiles, then the bias in fp32."""
+    """Bytes of one layer in shared memory: W in tiles, then the bias in fp32."""
     N = round_up(layer.D_out, 8)
     return N * (precision.parts * K * 4 // precision.per_word + (4 if layer.bias is not None else 0))
 
 
 def depths(chain: Chain, precision: Precision) -> list[int]:
-    """For each layer how many columns of k it multiplies, those that only fill a step included."""
+    """K of each layer, padded to whole steps."""
     first = first_steps(chain.layers[0].D_in, precision) * precision.step
     return [first, *(round_up(round_up(layer.D_in, 8), precision.step) for layer in chain.layers[1:])]
 
 
 def first_steps(D_in: int, precision: Precision) -> int:
-    """Steps of the first layer: each of four lanes holds a quarter of a row, in whole steps."""
+    """Steps of k of the first layer: each of four lanes holds a quarter of the row, padded to whole steps."""
     return round_up(round_up(D_in, 4) // 4, 2 * precision.per_word) // (2 * precision.per_word)
 
 
-# -- weights as the lanes want them --------------------------------------------------------------------------
+# -- fragment order ------------------------------------------------------------------------------------------
 
 
 def pack_recipe(chain: Chain, precision: Precision, x_dtype: str) -> Recipe:
-    """All layers in the order they run: the bytes of a block's shared memory."""
+    """All layers in execution order: the weight bytes of a block's shared memory."""
     sources = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
     return Recipe.of(
         pack_fragments, sources, (weight_bytes(chain, precision),), "uint8", precision=precision.name,
@@ -67,7 +67,7 @@ def pack_recipe(chain: Chain, precision: Precision, x_dtype: str) -> Recipe:
 
 @recipe_op
 def pack_fragments(*weights: Array, precision: str, x_bytes: int, has_bias: tuple[bool, ...]) -> Array:
-    """W (D_out, D_in) and, where a layer has one, b (D_out,) of every layer."""
+    """W (D_out, D_in) and optional b (D_out,) of every layer -> (bytes,) uint8."""
     P = next(each for each in PRECISIONS.values() if each.name == precision)
     given, packed = iter(weights), list[bytes]()
     for i, with_bias in enumerate(has_bias):
@@ -85,12 +85,13 @@ def pack_fragments(*weights: Array, precision: str, x_bytes: int, has_bias: tupl
 
 
 def pack_matrix(weight: Array, columns: Array, order: Array, precision: Precision) -> list[Array]:
-    """The parts of W (D_out, D_in), each as tiles of 8 rows x 16 B of k, all tiles of the same 16 B together.
+    """Split W (D_out, D_in) into its parts, each as tiles of 8 rows x 16 B of k, tiles of the same k contiguous.
 
-    columns, order  which column of W each k is, which row of W each row
+    columns  (K,) column of W for each k; D_in or more: zero
+    order    (N,) row of W for each packed row
     """
     D_out, D_in = weight.shape
-    padded = np.zeros((round_up(D_out, 8), D_in + 1), np.float32)  # the last column stands for no column
+    padded = np.zeros((round_up(D_out, 8), D_in + 1), np.float32)  # the last column is the zero padding
     padded[:D_out, :D_in] = weight
     in_order = padded[order][:, np.minimum(columns, D_in)]
     if precision.per_word == 2:
@@ -104,8 +105,8 @@ def pack_matrix(weight: Array, columns: Array, order: Array, precision: Precisio
 
 
 def input_columns(D: int, item_bytes: int, precision: Precision) -> Array:
-    """Which column of x each k of the first layer is, and D where it is none: the groups of the .cu file."""
-    elements = np.full((4, 2 * precision.per_word * first_steps(D, precision)), D)  # of each lane
+    """Column of x for each k of the first layer, D for padding; the groups of mlp/rows_in.cuh."""
+    elements = np.full((4, 2 * precision.per_word * first_steps(D, precision)), D)  # per lane
     start = 0
     while start < D:
         V = 16 // item_bytes
@@ -120,15 +121,15 @@ def input_columns(D: int, item_bytes: int, precision: Precision) -> Array:
 
 
 def _lane_slots(count: int, precision: Precision) -> Array:
-    """(4, count): the k at which element e of lane q is multiplied."""
+    """(4, count): the k of element e of lane q."""
     lane, e = np.arange(4)[:, None], np.arange(count)
-    word, part = e // precision.per_word, e % precision.per_word  # two words a step
+    word, part = e // precision.per_word, e % precision.per_word  # two words per step
     slots: Array = word * (precision.step // 2) + lane * precision.per_word + part
     return slots
 
 
 def hidden_columns(N: int, precision: Precision) -> Array:
-    """Which output of the layer before each k is, in the order in which the lanes hold them; N or more is none."""
+    """Output of the previous layer for each k, in accumulator order; N or more is padding."""
     K = round_up(N, precision.step)
     if precision.per_word == 2:
         return np.arange(K)
@@ -136,7 +137,7 @@ def hidden_columns(N: int, precision: Precision) -> Array:
 
 
 def output_order(N: int) -> Array:
-    """Which of N outputs each column of the last layer is, so that a lane's lie next to each other in y."""
+    """Output for each packed column of the last layer, so that a lane's columns are contiguous in y."""
     order, start = np.empty(N, int), 0
     while start < N:
         blocks = next(blocks for blocks in (4, 2, 1) if 8 * blocks <= N - start)

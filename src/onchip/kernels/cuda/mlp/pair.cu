@@ -1,40 +1,37 @@
-// mlp/pair.cu: y = g(f(x u^T + a) w^T + b): two layers whose weights no multiprocessor has room for, in one launch.
+// mlp/pair.cu: y = g(f(x u^T + a) w^T + b): two layers whose weights exceed shared memory, in one launch.
 //
-// Idea    What lies between two layers is more than x and y together, and never leaves the chip. A block has 128 rows of
-//         x, 64 for each team of four warps, and goes over the hidden numbers, 64 of them at a time: a team makes them by
-//         wgmma, applies f, and multiplies them as it has them in registers by the columns of w that they meet. Teams take
-//         turns at the tensor cores: while the one is busy with f, the other multiplies what it has by w and makes its
-//         next 64. One more warp has boxes of u and w brought ahead.
-//         Tried clusters whose blocks share the hidden numbers, for fewer rows: adding up their sums takes longer.
-// Order   A hidden number is one sum over k, 16 terms an instruction, then a, f, and rounded to P's numbers. A number of y
-//         is one sum over these, 16 terms an instruction; then comes b. M decides nothing.
+// Idea    The hidden activations never leave the chip. A block has 128 rows of x, 64 per consumer warpgroup, and loops
+//         over H in chunks of 64: a warpgroup computes 64 hidden columns by wgmma, applies f, and uses its registers as
+//         A operand of the gemm with w. The two warpgroups ping-pong: while one applies f, the other issues wgmma.
+//         A producer warp loads tiles of u and w by TMA. Tried a cluster that splits H for few rows: slower.
+// Order   A hidden element is one sum over k, 16 per instruction, then a, f, and a cast to P's type. An element of y is
+//         one sum over H, 16 per instruction, then b. Independent of M.
 // Floor   2 M H (K + N) flop; 4,096 rows of 256-1024-256 in fp16: 4.3 Gflop / 989 Tflop/s = 4.3 us, and 8 MB less to
-//         write and 8 to read than layer by layer. Weights come from L2 for every 128 rows: 2 B H (K + N).
-// Layout  x (M, K), u (H, K), w (N, H), y (M, N) row-major; a (H) and b (N) float32, or none.
-// Shared  128 B * 128 a slice of 64 numbers of x's rows, STAGES * 32 KB of weights, and 1 KB to begin at a multiple of it:
-//         225 KB for K = 256 with five stages.
-// Limits  x of P's numbers; K and H multiples of 8, N at most BN = 256; M < 2^31; sm_90a.
+//         write and 8 to read than layer by layer. Each block reads all weights from L2: 2 H (K + N) B per 128 rows.
+// Layout  x (M, K), u (H, K), w (N, H), y (M, N) row-major; a (H) and b (N) float32 or nullptr.
+// Shared  16 KB per 64 columns of x, STAGES * 32 KB of weights, 1 KB for alignment: 225 KB for K = 256 with 5 stages.
+// Limits  x in P's type; K and H multiples of 8, N at most BN = 256; M < 2^31; sm_90a.
 #include "mma/tma.cuh"
 #include "common/epilogue.cuh"
 #include "mma/wgmma.cuh"
 
-constexpr int TEAM = 128, TEAMS = 2, ROWS = 64;  // threads; and rows, or hidden numbers, of a tile
-constexpr int DEPTH = 64, LINE = 128;            // numbers, and bytes, of k in a box
+constexpr int TEAM = 128, TEAMS = 2, ROWS = 64;  // threads, consumer warpgroups, rows (or hidden columns) per tile
+constexpr int DEPTH = 64, LINE = 128;            // elements, and bytes, of k per TMA tile
 constexpr int BOX = ROWS * LINE;                 // bytes of 64 lines
-constexpr int STAGE = 4 * BOX;                   // 64 hidden numbers by 256 of k, or 256 columns by 64 hidden numbers
+constexpr int STAGE = 4 * BOX;                   // 64 hidden columns x 256 of k, or 256 columns x 64 hidden ones
 
-// F  the first activation, compiled in: the tensor cores would wait for a call
+// F  the first activation, compiled in: a call would stall the tensor cores
 template <class P, class Y, int BN, int STAGES, class F>
 __global__ void __launch_bounds__(TEAM * (TEAMS + 1), 1)
 mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap u_map,
-         const __grid_constant__ TensorMap w_map, const float* a, const float* b, Y* y, long long M, u32 K, u32 H, u32 N,
-         u32 box_rows, u32 g_code, u32 g_a, u32 g_b) {
+         const __grid_constant__ TensorMap w_map, const float* a, const float* b, Y* y, long long M, u32 K, u32 H,
+         u32 N, u32 box_rows, u32 g_code, u32 g_a, u32 g_b) {
     using X = typename P::Number;
     extern __shared__ uint4 room[];
     __shared__ Signal rows_there, full[STAGES], empty[STAGES], your_turn[TEAMS];
     __shared__ __align__(16) float shifts[BN];
     char* const x_room = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
-    const int slices = static_cast<int>((K + DEPTH - 1) / DEPTH), pieces = (slices + 3) / 4;  // stages of u in a chunk
+    const int slices = static_cast<int>((K + DEPTH - 1) / DEPTH), pieces = (slices + 3) / 4;  // stages of u per chunk
     char* const stages = x_room + slices * TEAMS * BOX;
     const int team = threadIdx.x / TEAM;
     let_next_begin();
@@ -50,7 +47,7 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
     for (int i = threadIdx.x; i < BN; i += TEAM * (TEAMS + 1)) shifts[i] = b != nullptr && i < N ? b[i] : 0.0f;
     __syncthreads();
     const long long m = static_cast<long long>(blockIdx.x) * (ROWS * TEAMS);
-    const int count = static_cast<int>((H + ROWS - 1) / ROWS);  // of chunks
+    const int count = static_cast<int>((H + ROWS - 1) / ROWS);  // chunks of H
 
     if (team == TEAMS) {
         keep_registers<40>();
@@ -68,7 +65,7 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
                 for (int i = 0; i < boxes; ++i) load_box(to + i * BOX, u_map, full[s], (4 * piece + i) * DEPTH, hidden);
             }
         };
-        // Weights do not wait for the kernel before.
+        // Weights do not depend on the previous kernel: load them before griddepcontrol.wait.
         const int ahead = min(turns, STAGES);
         for (int turn = 0; turn < ahead; ++turn) load(turn);
         wait_for_kernel_before();
@@ -85,7 +82,7 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
     take_registers<232>();
     const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const u32 x_at = shared_address(x_room) + team * BOX;
-    const auto stage_of = [&](int turn) {  // when its boxes are there
+    const auto stage_of = [&](int turn) {  // waits until its TMA tiles have landed
         full[turn % STAGES].wait(turn / STAGES % 2);
         return shared_address(stages + turn % STAGES * STAGE);
     };
@@ -93,7 +90,7 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
         if (threadIdx.x % 32 == 0) empty[turn % STAGES].arrive();
     };
     float sums[BN / 8][4], made[ROWS / 8][4];
-    u32 rows[ROWS / 16][4];  // hidden numbers, as the tensor cores take them
+    u32 rows[ROWS / 16][4];  // hidden activations as wgmma A fragments
     const auto multiply = [&](int chunk) {
         const u32 w_at = stage_of(chunk * (pieces + 1) + pieces);
         begin_products();
@@ -105,7 +102,7 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
     rows_there.wait(0);
     for (int chunk = 0; chunk < count; ++chunk) {
         const int turn = chunk * (pieces + 1), hidden = chunk * ROWS + 2 * q;
-        float2 shift[ROWS / 8];  // it takes a while until they are there
+        float2 shift[ROWS / 8];  // loaded early to hide the latency
 #pragma unroll
         for (int j = 0; j < ROWS / 8; ++j) {
             const bool is_there = a != nullptr && hidden + 8 * j < H;  // H is even
@@ -119,8 +116,8 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
             begin_products();
 #pragma unroll
             for (int step = 0; step < DEPTH / 16; ++step)
-                Wgmma<P, ROWS>::add(made, mixed_tile(x_at + slice * TEAMS * BOX + 32 * step), mixed_tile(u_at + 32 * step),
-                                    slice > 0 || step > 0);
+                Wgmma<P, ROWS>::add(made, mixed_tile(x_at + slice * TEAMS * BOX + 32 * step),
+                                    mixed_tile(u_at + 32 * step), slice > 0 || step > 0);
             end_products();
         }
         if (threadIdx.x % 32 == 0) your_turn[1 - team].arrive();

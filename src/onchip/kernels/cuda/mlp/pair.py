@@ -1,4 +1,4 @@
-"""Host side of mlp/pair.cu: two layers too large for a multiprocessor, in one launch."""
+"""Host side of mlp/pair.cu: two layers too large for shared memory, in one launch."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
-TEAM, TEAMS, ROWS, LINE = 128, 2, 64, 128  # as the .cu file has them
-HEIGHT = TEAMS * ROWS  # of a block's rows
+TEAM, TEAMS, ROWS, LINE = 128, 2, 64, 128  # same as in the .cu file
+HEIGHT = TEAMS * ROWS  # rows per block
 STAGE_BYTES, MOST_STAGES = 4 * ROWS * LINE, 6
-SHARED_BYTES = 225 << 10  # for rows and stages: signals take the rest of what a block may have
-COLUMNS = 64, 128, 256  # of y: those that a team has sums of
-# Of a block before its first chunk and behind its last, and of a chunk of both teams, by slices of k and by columns:
-# together as measured with 256-1024-256 over 64 to 65,536 rows; how they share it is an estimate.
+SHARED_BYTES = 225 << 10  # for x and the stages; mbarriers and biases use the rest of the block's limit
+COLUMNS = 64, 128, 256  # columns of y per block: the accumulator widths
+# Fixed time per block, then per chunk of H by slices of k and by columns. The total is measured with 256-1024-256 over
+# 64 to 65,536 rows; the split between the three is an estimate.
 LATENCY_US, SLICE_US, COLUMN_US = 2.5, 0.35, 0.004
 
 
@@ -57,8 +57,8 @@ class Pair:
     K: int
     H: int
     N: int
-    precision: str  # of PRECISIONS: fp16 or bf16
-    made: str  # dtype of y; x is what is multiplied
+    precision: str  # key of PRECISIONS: fp16 or bf16
+    made: str  # dtype of y; x has the precision's dtype
     activations: tuple[Elementwise | None, Elementwise | None] = (None, None)
 
     @property
@@ -75,7 +75,7 @@ class Pair:
 
     @property
     def x_bytes(self) -> int:
-        """Of a block's rows in shared memory."""
+        """Shared memory for a block's rows of x."""
         return math.ceil(self.K * DTYPE_BYTES[self.dtype] / LINE) * HEIGHT * LINE
 
     @property
@@ -90,7 +90,7 @@ class Pair:
         for what, count in (("x", self.K), ("hidden numbers", self.H)):
             if not count or count * DTYPE_BYTES[self.dtype] % BOX_ROWS:
                 return f"moves rows of multiples of {BOX_ROWS} B, and {count} of {what} are none"
-        pieces = math.ceil(self.x_bytes / (HEIGHT * LINE) / 4)  # stages of u that a chunk takes
+        pieces = math.ceil(self.x_bytes / (HEIGHT * LINE) / 4)  # stages of u per chunk
         if self.stages < pieces + 2:
             return f"does not fit: {HEIGHT} rows of {self.K} and weights on their way in {SHARED_BYTES:,} B"
         return ""
@@ -100,7 +100,7 @@ class Pair:
         return rounds * (LATENCY_US + self.chunks * (slices * SLICE_US + self.columns * COLUMN_US))
 
     def launch(self, x: Memory, u: Memory, w: Memory, a: Argument, b: Argument, y: Argument) -> KernelLaunch:
-        """a, b  the biases, of float32; or Int64(0): none"""
+        """a, b: float32 biases, or Int64(0) for none."""
         depth = LINE // DTYPE_BYTES[self.dtype]
         box_rows = min(self.M, HEIGHT)
         arguments = (
@@ -119,14 +119,14 @@ class Pair:
         return KernelLaunch(program, config, arguments, Budget(65536 // (TEAM * (TEAMS + 1)) // 8 * 8))
 
 
-# -- as layers of a network ------------------------------------------------------------------------------------
+# -- claims on a network -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PairLowering:
-    """Two Linears and their activations as one launch."""
+    """Two Linears and their activations, lowered to one launch."""
 
-    pair: Pair  # of one row of the batch
+    pair: Pair  # M is per batch row
     has_bias: tuple[bool, bool]
 
     def at(self, B: int) -> Steps:
@@ -143,7 +143,7 @@ class MlpPair:
     precisions = ("bf16", "fp16")
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """Two Linears, with their activations, of rows in 16 bits, where mlp_tensor has no room for them."""
+        """Claim two Linears with their activations, 16-bit rows, if their weights do not fit mlp_tensor."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=2)
         if chain is None or len(chain.layers) < 2 or chain.normaliser or device.arch not in ARCHITECTURES:
             return

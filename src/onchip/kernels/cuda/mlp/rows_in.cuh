@@ -1,11 +1,11 @@
-// mlp/rows_in.cuh: rows of x, from global memory through shared memory into the fragments of mma/tensor_core.cuh.
+// mlp/rows_in.cuh: loads rows of x by cp.async through shared memory into the fragments of mma/tensor_core.cuh.
 #pragma once
 
 #include "common/dtype.cuh"
 
-// A row's columns come in groups of 4 * V, V neighbours to each lane q of four: V as wide as the rows are aligned,
-// narrower groups for what is left at the end. So lane q's element e is of the group that holds column 4 * e. The
-// lanes' elements, in this order, are the k of the first layer: its weights are packed in it.
+// Columns of a row come in groups of 4 * V, V contiguous ones per lane q of four. V is as wide as the alignment of rows
+// allows, narrower at the end of the row. Element e of a lane belongs to the group that contains column 4 * e. This
+// order is the k of the first layer; its weights are packed in the same order.
 template <class In, int D>
 __device__ constexpr int group_width(int from) {
     int V = widest<In, D>(16);
@@ -13,11 +13,11 @@ __device__ constexpr int group_width(int from) {
     return V;
 }
 
-// Steps of the first layer: each lane of four holds every fourth part of a row.
+// Steps of k of the first layer: each of four lanes holds a quarter of the row.
 template <class P>
 __device__ constexpr int first_steps(int D) { return round_up((D + 3) / 4, 2 * P::PER_WORD) / (2 * P::PER_WORD); }
 
-// A lane's elements of the columns of `row` from `from` on; zeros past the end of the row.
+// A lane's elements of `row` from column `from` on; zeros past the end of the row.
 template <class In, int D, int from, int e, int E>
 __device__ __forceinline__ void load_elements(const In* row, int q, In (&into)[E]) {
     if constexpr (e < E && from < D) {
@@ -52,8 +52,8 @@ __device__ __forceinline__ void load_fragment(const In* upper, const In* lower, 
     for (int w = 0; w < 2 * KS; ++w) a[w / 2][2 * (w % 2) + 1] = make_word<P>(v + w * P::PER_WORD);
 }
 
-// Which row of 16 is fragment row g < 8: eight lanes read 16 B each at a time, so the two rows that meet there
-// should be 64 B apart modulo 128. Any order will do, if y goes out in the same.
+// Maps fragment row g < 8 to a row of the tile. Eight lanes read 16 B each per phase, so the two rows of a phase should
+// be 64 B apart modulo 128 to avoid bank conflicts. Any permutation works as long as y uses the same one.
 template <int ROW_BYTES>
 __device__ __forceinline__ int row_of(int g) {
     constexpr int APART = 2 * ROW_BYTES % 128 == 64 ? 2 : 4 * ROW_BYTES % 128 == 64 ? 4 : 1;
@@ -63,8 +63,8 @@ __device__ __forceinline__ int row_of(int g) {
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
-// A warp's rows on their way from global to shared memory. Rows past the end become zeros; where there are only such,
-// the slot stays as it is, and nobody stores what is made of it.
+// cp.async of a warp's rows from global to shared memory. Rows past the end are zero-filled. A tile entirely past the
+// end leaves the slot unchanged, and its results are never stored.
 template <int ROWS, class In, int D>
 __device__ __forceinline__ void fetch_rows(u32 slot, const In* x, long long row, long long B, int lane) {
     constexpr int BYTES = ROWS * D * static_cast<int>(sizeof(In));

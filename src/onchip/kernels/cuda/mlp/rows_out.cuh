@@ -1,13 +1,13 @@
-// mlp/rows_out.cuh: the sums of the last layer, from the lanes that hold them to rows of y.
+// mlp/rows_out.cuh: epilogue of the last layer, from accumulators to rows of y.
 #pragma once
 
 #include "common/dtype.cuh"
 #include "mlp/rows_in.cuh"
 #include "common/softmax.cuh"
 
-// The columns of the last layer are dealt so that a lane's lie next to each other: of BLOCKS * 8 columns lane q has
-// the 2 * BLOCKS from 2 * BLOCKS * q on, in its pairs of BLOCKS results of 8 columns. BLOCKS is 4, then 2 and 1 for
-// what is left of NT. The host packs the rows of W in this order.
+// Columns of the last layer are permuted so that each lane stores contiguous ones: of BLOCKS * 8 columns lane q has the
+// 2 * BLOCKS from 2 * BLOCKS * q on, in its accumulator pairs of BLOCKS n-tiles. BLOCKS is 4, then 2 and 1 for the rest
+// of NT. The host packs the rows of W in this order (mlp/packing.py).
 template <int NT>
 __device__ constexpr int blocks_at(int j) { return NT - j / 4 * 4 >= 4 ? 4 : NT - j / 2 * 2 >= 2 ? 2 : 1; }
 template <int NT>
@@ -15,13 +15,13 @@ __device__ __forceinline__ int column_of(int j, int q, int i) {
     const int blocks = blocks_at<NT>(j);
     return j / blocks * blocks * 8 + 2 * blocks * q + j % blocks * 2 + i;
 }
-// Is a lane's column of D there? Mostly known when compiling.
+// Whether a lane's column is inside D. Mostly a compile-time constant.
 template <int D, int NT>
 __device__ __forceinline__ bool is_there(int j, int q, int i) {
     return (j / blocks_at<NT>(j) + 1) * blocks_at<NT>(j) * 8 <= D || column_of<NT>(j, q, i) < D;
 }
 
-// A row lies in four lanes: each goes over its own columns first to last, then the four are joined by a tree.
+// A row is spread over four lanes: each reduces its own columns in order, then a shuffle tree combines the four.
 template <int D, int NT>
 struct LanesRow {
     float (&c)[NT][4];
@@ -51,14 +51,14 @@ struct LanesRow {
     }
 };
 
-// The last layer's sums, out to y (left, D_out): the rows of a warp that there are.
+// Stores the last layer's accumulators to y (left, D_out); rows from `left` on are masked.
 template <class Layer, class Normaliser, class Out, int ROW_BYTES>
 struct Store {
     static constexpr bool NEEDS_ROWS = !is_same<Normaliser, NoNormaliser>;
     Out* y;
     int left, g, q;
 
-    // D columns from `column` on.
+    // Stores D columns from `column` on.
     template <int D, int MT, int NT>
     __device__ __forceinline__ void store(const float (&sums)[MT][NT][4], int column) const {
 #pragma unroll
@@ -79,7 +79,7 @@ struct Store {
     }
 
 private:
-    // A lane's columns of one row from block j on: as many neighbours at once as a group has and the rows of y allow.
+    // A lane's columns of one row from block j on, in vector stores as wide as the group and the alignment of y allow.
     template <int D, int j, int NT>
     __device__ __forceinline__ void store_row(Out* row, const float (&v)[NT][4], int half) const {
         constexpr int BLOCKS = blocks_at<NT>(j);

@@ -1,33 +1,25 @@
-// mlp/tensor_core.cu: a whole MLP forward in one launch, on the tensor cores.
+// mlp/tensor_core.cu: a whole MLP forward in one persistent kernel, on the tensor cores.
 //
-// Idea    One block a multiprocessor stages all weights in shared memory once and walks over tiles of rows. A warp
-//         holds 16 rows (or 32) in registers from the first layer to the last: the sums of a layer are, lane by lane,
-//         the operand of the next. Rows come in through a ring in shared memory, STAGES tiles ahead, each warp its
-//         own, so nobody waits for anybody but the four warps that share a wgmma. Only x and y touch global memory.
-// Floor   A row moves D_in + D_out numbers and costs 2*params flop, padded to steps of k and 8 columns. 72-64-64-4,
-//         B = 2^21, fp16, H200: 319 MB / 4.8 TB/s = 66 us; 40.8 Gflop / 989 Tflop/s = 41 us. Memory-bound.
-//         With rows in fp32: 133 us. In fp32 (three products of tf32): 114 Gflop / 494.5 Tflop/s = 230 us.
-//         Layer by layer, a launch for each Linear and each ReLU, a row moves 1 176 B in fp16 instead of 152.
-// Order   A layer's columns of k go in steps of STEP, first to last, inside the tensor cores; a softmax goes over a
-//         lane's columns and joins four lanes. None of it depends on B or on a row's place in the batch.
-// fp32    v = high + low, both tf32: low * W_high + high * W_low + high * W_high for four steps at a time; these sums
-//         are added in float32, rounded, as the tensor cores themselves cut off; W_low makes up for that on average
-//         (mlp/packing.py), so a sum that float32 holds exactly may end one unit beside it. An infinity becomes a NaN.
-// Layout  x (B, D_in), y (B, D_out) row-major, 16 B aligned, each float32, float16 or bfloat16, whatever P is.
-//         weights: for each layer W in tiles of 8 columns x 16 B of k (mma/tensor_core.cuh), then its bias in float32;
-//         k of the first layer in the order in which lanes read x, columns of the last in the order they write y.
-// Shared  WEIGHT_BYTES + warps * STAGES * 16 MT * D_in * size of In = 19 456 + 16 * 2 * 16 * 144 = 93 184 B
-//         for 72-64-64-4 in fp16 with 16 warps.
-// Limits  Weights that fit into shared memory, fragments that fit into registers (the host counts both); any B, any
-//         widths, any rows: longer than MOST_STEPS steps of k they are read from global memory as they are needed.
-//         wgmma on sm_90a, mma.sync elsewhere, sm_80 up.
+// Idea    One persistent block per SM stages all weights in shared memory once. A warp keeps 16 MT rows in registers
+//         through all layers: accumulators become the next layer's A fragments without leaving their lane. cp.async
+//         prefetches rows STAGES tiles ahead into a ring per warp. Only the four warps of a wgmma synchronise.
+// Order   k in steps of STEP inside the tensor cores; a softmax reduces a lane's columns, then four lanes. A row's bits
+//         do not depend on B. fp32 is 3xTF32: low * W_high + high * W_low + high * W_high, summed in float32 every four
+//         steps; W_low corrects the tensor cores' truncation on average (mlp/packing.py). Infinities become NaN.
+// Floor   D_in + D_out elements and 2*params flop per row. 72-64-64-4, B = 2^21, fp16, H200: 319 MB / 4.8 TB/s = 66 us;
+//         40.8 Gflop / 989 Tflop/s = 41 us: memory-bound (fp32 rows: 133). 3xTF32: 114 / 494.5 Tflop/s = 230 us.
+// Layout  x (B, D_in), y (B, D_out) row-major, 16 B aligned, any of float32, float16, bfloat16. weights: per layer W in
+//         tiles of 8 columns x 16 B of k (mma/tensor_core.cuh), permuted by mlp/packing.py, then its bias in float32.
+// Shared  WEIGHT_BYTES + warps * STAGES * 16 MT * D_in * sizeof(In): 93 184 B for 72-64-64-4 in fp16 with 16 warps.
+// Limits  Weights fit in shared memory, fragments in registers (checked by the host); rows longer than MOST_STEPS steps
+//         are read from global memory on demand. wgmma on sm_90a, mma.sync elsewhere; sm_80 up.
 #include "common/activation.cuh"
 #include "common/dtype.cuh"
 #include "mlp/rows_in.cuh"
 #include "mlp/rows_out.cuh"
 #include "mma/tensor_core.cuh"
 
-// One Linear with what follows it: W (D_out, D_in), maybe a bias, an activation.
+// One Linear, W (D_out, D_in), with its optional bias and activation.
 template <int D_in_, int D_out_, class Act_, bool has_bias_>
 struct Dense {
     static_assert(D_in_ > 0 && D_out_ > 0, "a layer has at least one input and one output");
@@ -41,7 +33,7 @@ struct Dense {
 template <class P>
 __device__ constexpr int steps_of(int K) { return round_up(K, P::STEP) / P::STEP; }
 
-// Bytes of a layer in shared memory: W in tiles (of fp32 the high parts, then the low ones), then the bias.
+// Bytes of a layer in shared memory: W in tiles (3xTF32: high parts, then low parts), then the bias.
 template <class P, class Layer>
 __device__ constexpr int matrix_bytes(int KS) { return 32 * KS * Layer::N; }
 template <class P, class Layer>
@@ -49,8 +41,8 @@ __device__ constexpr int bias_at(int KS) { return (is_same<P, Fp32> ? 2 : 1) * m
 template <class P, class Layer>
 __device__ constexpr int layer_bytes(int KS) { return bias_at<P, Layer>(KS) + (Layer::has_bias ? 4 * Layer::N : 0); }
 
-// Nobody reads these zeros, and they cost nothing. But sums that nothing ever set may share a name in PTX, and ptxas
-// 13.0 then takes what was made of the ones for what will be made of the others.
+// These zeros are never read and cost nothing. Without them ptxas 13.0 merges accumulators that were never initialised
+// and returns wrong results.
 template <int MT, int NT>
 __device__ __forceinline__ void clear(float (&c)[MT][NT][4]) {
 #pragma unroll
@@ -59,12 +51,12 @@ __device__ __forceinline__ void clear(float (&c)[MT][NT][4]) {
         for (int j = 0; j < NT; ++j) c[i][j][0] = c[i][j][1] = c[i][j][2] = c[i][j][3] = 0.0f;
 }
 
-// c += a * W, columns of W from `weights` on. `low` is how far behind W its low parts lie.
+// c += a * W, columns of W from `weights` on. `low` is the byte offset from W to its low parts (3xTF32).
 template <class P, class By, int N, int MT, int NT, int KS>
 __device__ __forceinline__ void add_product(float (&c)[MT][NT][4], const u32 (&a)[MT][KS][4], u32 weights, int low,
                                             bool sums) {
     if constexpr (is_same<P, Fp32>) {
-        constexpr int HERE = KS < 4 ? KS : 4;  // steps at a time: each takes 8 registers for its two parts
+        constexpr int HERE = KS < 4 ? KS : 4;  // steps at a time: each holds 8 registers for its high and low parts
         u32 high[MT][HERE][4], rest[MT][HERE][4];
 #pragma unroll
         for (int i = 0; i < MT; ++i)
@@ -79,11 +71,11 @@ __device__ __forceinline__ void add_product(float (&c)[MT][NT][4], const u32 (&a
         float part[MT][NT][4];
         clear(part);
         By::begin();
-        By::template add<Tf32, N>(part, rest, weights, false);  // the smallest first
+        By::template add<Tf32, N>(part, rest, weights, false);  // smallest terms first
         By::template add<Tf32, N>(part, high, weights + low, true);
         By::template add<Tf32, N>(part, high, weights, true);
         By::end();
-        // Tensor cores cut off what float32 does not hold. Short sums, and these added with rounding, lose less.
+        // Tensor cores truncate to float32. Short sums, added here with rounding, lose less.
 #pragma unroll
         for (int i = 0; i < MT; ++i)
 #pragma unroll
@@ -107,7 +99,7 @@ __device__ __forceinline__ void add_product(float (&c)[MT][NT][4], const u32 (&a
     }
 }
 
-// What a layer reads: fragments in registers,
+// Input of a layer: fragments in registers,
 template <class P, int MT, int KS>
 struct InRegisters {
     static constexpr int PIECES = 1;
@@ -119,15 +111,15 @@ struct InRegisters {
     }
 };
 constexpr int MOST_STEPS = 16;
-// or rows too long for that, a few steps at a time.
+// or rows too long for that, loaded a few steps at a time.
 template <class P, int MT, class In, int D>
 struct InRows {
-    static constexpr int PIECES = is_same<P, Fp32> ? 1 : 2;  // of columns at a time: each time the rows are read anew
-    const In* rows[2 * MT];  // of fragment rows g, g + 8, ..
+    static constexpr int PIECES = is_same<P, Fp32> ? 1 : 2;  // column chunks per pass: every pass rereads the rows
+    const In* rows[2 * MT];  // fragment rows g, g + 8, ..
     int q;
 
-    // A real loop over blocks of steps that are all there, then what is left: unrolled, the compiler would fetch all of
-    // a row at once, more than there are registers for. The sums are set, so every product adds to them.
+    // A rolled loop over full blocks of steps, then the remainder: unrolled, the compiler would prefetch a whole row
+    // and spill. The accumulators are initialised, so every gemm accumulates.
     template <class By, int N, int NT>
     __device__ __forceinline__ void multiply(float (&c)[MT][NT][4], u32 weights, int low, bool) const {
         constexpr int BLOCK = MOST_STEPS / 2, COLUMNS = BLOCK * 8 * P::PER_WORD, BLOCKS = D / COLUMNS;
@@ -144,7 +136,7 @@ struct InRows {
             add_product<P, By, N>(c, a, weights + BLOCKS * BLOCK * 32 * N, low, true);
         }
     }
-    // Fragments of the columns from `from` on, if rows begin `skipped` columns later.
+    // Fragments of the columns from `from + skipped` on.
     template <int from, int KS>
     __device__ __forceinline__ void load(u32 (&a)[MT][KS][4], int skipped = 0) const {
 #pragma unroll
@@ -153,7 +145,7 @@ struct InRows {
     }
 };
 
-// Columns `column` .. + 8 NT of a layer's sums, bias included: it begins them.
+// Accumulators of columns `column` .. + 8 NT, initialised with the bias.
 template <class P, class By, class Layer, int KS, int MT, int NT, class Source>
 __device__ __forceinline__ void make_sums(float (&c)[MT][NT][4], const Source& source, const char* layer, int column,
                                           int q) {
@@ -185,8 +177,8 @@ __device__ __forceinline__ u32 pack_activated<bf16, ReLU>(float first, float sec
     return pack_relu<bf16>(first, second);
 }
 
-// What a layer made, in columns 8 * first on, becomes what the next one reads: the same lanes hold it. Columns that
-// only fill the last 8 are cleared: an infinity in a row makes NaNs of them, and NaN * 0 is no zero.
+// Turns accumulators of columns 8 * first on into A fragments of the next layer, within the same lane. Padding columns
+// are cleared: an infinity in a row makes them NaN, and NaN * 0 is not zero.
 template <class P, class Layer, int first, int MT, int NT, int KS>
 __device__ __forceinline__ void activate(const float (&c)[MT][NT][4], int q, u32 (&a)[MT][KS][4]) {
     using Act = typename Layer::Act;
@@ -213,7 +205,7 @@ __device__ __forceinline__ void activate(const float (&c)[MT][NT][4], int q, u32
     }
 }
 
-// A layer goes a piece of its columns at a time: only the sums of a piece need registers at once.
+// Column chunk by column chunk: only one chunk's accumulators are live.
 template <class P, class By, class Layer, int KS, int column, int MT, int NEXT, class Source>
 __device__ __forceinline__ void run_columns(const Source& source, const char* layer, int q, u32 (&next)[MT][NEXT][4]) {
     constexpr int PIECE = By::COLUMNS * Source::PIECES, HERE = Layer::N - column < PIECE ? Layer::N - column : PIECE;
@@ -267,8 +259,8 @@ template <class P, class By, class In, class Out, int MT, int WARPS, int STAGES,
           class First, class... Rest>
 __global__ void __launch_bounds__(32 * WARPS, 1)
 mlp_tensor(const In* x, const uint4* __restrict__ weights, Out* y, long long B) {
-    // x is not __restrict__: the launch before may still be writing it when this one begins, so it must not come
-    // through a cache for what never changes.
+    // x is not __restrict__: the previous kernel may still be writing it (programmatic dependent launch), so it must
+    // not go through the read-only cache.
     using Last = typename Behind<First, Rest...>::Last;
     constexpr int D_in = First::D_in, D_out = Last::D_out, ROW_BYTES = D_in * static_cast<int>(sizeof(In));
     constexpr int ROWS = 16 * MT, SLOT = ROWS * ROW_BYTES, KS = first_steps<P>(D_in);
@@ -277,10 +269,10 @@ mlp_tensor(const In* x, const uint4* __restrict__ weights, Out* y, long long B) 
     extern __shared__ uint4 shared[];
     const char* resident = reinterpret_cast<const char*>(shared);
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    // Through a shuffle the compiler knows that a warp's lanes agree: wgmma bears no branch where they might not.
+    // The shuffle makes `warp` uniform for the compiler: wgmma must not sit in a divergent branch.
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
 
-    // Weights never change: they may come in while the launch before is still at work.
+    // Weights do not depend on the previous kernel: load them before griddepcontrol.wait.
     for (int i = threadIdx.x; i < WEIGHT_BYTES / 16; i += blockDim.x)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(shared_address(shared + i)), "l"(weights + i)
                      : "memory");
@@ -290,8 +282,8 @@ mlp_tensor(const In* x, const uint4* __restrict__ weights, Out* y, long long B) 
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 
-    // A team takes tiles of By::WARPS * ROWS rows. Neighbouring tiles go to different blocks: a small batch spreads
-    // over the chip. The warps of a team stay together to the end, also past the last row.
+    // A group of By::WARPS warps has tiles of By::WARPS * ROWS rows. Consecutive tiles go to different blocks, so a
+    // small batch spreads over all SMs. The warps of a group stay converged, also past the last row.
     const int team = warp / By::WARPS, member = warp % By::WARPS, teams = blockDim.x / (32 * By::WARPS);
     const long long step = static_cast<long long>(gridDim.x) * teams * By::WARPS * ROWS;
     long long tile = (blockIdx.x + static_cast<long long>(gridDim.x) * team) * By::WARPS * ROWS;
@@ -303,7 +295,7 @@ mlp_tensor(const In* x, const uint4* __restrict__ weights, Out* y, long long B) 
     }
     await_fetch<STAGES>();
 #if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma does not read the way threads write
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads through the async proxy
 #endif
     __syncthreads();
 
@@ -325,13 +317,13 @@ mlp_tensor(const In* x, const uint4* __restrict__ weights, Out* y, long long B) 
                 rows.rows[i] = x + (wanted < B ? wanted : B - 1) * D_in;
             }
         }
-        const int left = B - row < ROWS ? static_cast<int>(B - row) : ROWS;  // less than 1: none
+        const int left = B - row < ROWS ? static_cast<int>(B - row) : ROWS;  // < 1: no rows
         const Store<Last, Normaliser, Out, ROW_BYTES> finish{y + row * D_out, left, g, q};
         if constexpr (KS <= (STAGES > 0 ? MOST_STEPS : MOST_STEPS / 2)) {
             InRegisters<P, MT, KS> fragments;
             rows.template load<0>(fragments.a);
             if constexpr (STAGES > 0) {
-                __syncwarp();  // every lane has read its rows: the next ones may come
+                __syncwarp();  // all lanes have read the slot before it is refilled
                 fetch_rows<ROWS, In, D_in>(shared_address(at), x, row + STAGES * step, B, lane);
                 close_fetch();
                 slot = slot + 1 == STAGES ? 0 : slot + 1;

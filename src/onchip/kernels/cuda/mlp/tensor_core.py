@@ -1,7 +1,7 @@
-"""Host side of mlp/tensor_core.cu: pure Python: it plans for a chip that is not here.
+"""Host side of mlp/tensor_core.cu. Pure Python: it plans for a GPU that is not present.
 
-The host packs the weights in the order in which the kernel's lanes hold the numbers, and compiles the kernel with
-the bytes that this took: it does not compile where the two sides differ.
+The host packs the weights in fragment order and passes their size as a template argument; the kernel does not compile
+if the two sides disagree.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 
 
-# Steps of the first layer with all of a row in registers, if it comes through shared memory; else half as many.
-# Longer rows are read where they are, half as many at a time.
+# Most steps of k of a register-resident first layer whose rows are staged through shared memory; half as many unstaged.
+# Longer rows are read from global memory, MOST_STEPS / 2 steps at a time.
 MOST_STEPS = 16
-MOST_LAYERS = 32  # of a kernel: a longer one takes minutes to compile
+MOST_LAYERS = 32  # per kernel: more take minutes to compile
 MOST_STAGES = 4
-FLIGHT_BYTES = 48 << 10  # rows on their way to a multiprocessor: enough to hide the latency of memory
-COLUMNS = {"ByWgmma": 64, "ByMma": 32}  # of a layer whose sums are in registers at once; twice that for long rows
-# Warps a multiprocessor -> registers for fragments and sums that leave the compiler enough beside them: found by
-# compiling random networks. Two blocks of rows share much of what is beside, so they may have more together.
+FLIGHT_BYTES = 48 << 10  # rows in flight per SM: enough to hide memory latency
+COLUMNS = {"ByWgmma": 64, "ByMma": 32}  # columns whose accumulators are live at once; twice that for long rows
+# Warps per SM -> registers for fragments and accumulators that leave the compiler enough for the rest: found by
+# compiling random networks. Two blocks of rows share much of the rest, so together they may use more.
 REGISTERS = {"ByWgmma": {32: 32, 24: 48, 16: 72, 12: 112, 8: 200}, "ByMma": {16: 76, 12: 92, 8: 180}}
-PAIRS = {"ByWgmma": (56, 20), "ByMma": (104, 12)}  # registers of two blocks, and warps
-SPLIT_REGISTERS = 156  # with 8 warps, for fp32: parts of fragments and of sums come beside
+PAIRS = {"ByWgmma": (56, 20), "ByMma": (104, 12)}  # registers of two blocks of rows, and warps
+SPLIT_REGISTERS = 156  # with 8 warps, for 3xTF32: split fragments and partial sums need registers, too
 PACKING_REGISTERS = 28
-ACTIVATION_REGISTERS = 20  # for one that is more than a comparison
-WIDE, WIDE_RATE = 256, 0.5  # a layer from which on so little of the device's rate is reached: few warps find room
+ACTIVATION_REGISTERS = 20  # for activations beyond a comparison
+WIDE, WIDE_RATE = 256, 0.5  # layers from this width on reach half the device's rate: few warps fit
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a block of mlp_tensor is cut."""
+    """Tile sizes of a block of mlp_tensor."""
 
     by: str  # ByWgmma or ByMma
-    blocks: int  # of 16 rows, a warp at a time
-    warps: int  # a multiprocessor
-    stages: int  # tiles of rows in flight a warp; 0: rows are read where they are
+    blocks: int  # blocks of 16 rows per warp tile
+    warps: int  # warps per SM
+    stages: int  # row tiles in flight per warp; 0: rows are read from global memory
 
     @property
     def team(self) -> int:
-        """Warps that work on one tile."""
+        """Warps that share one tile."""
         return 4 if self.by == "ByWgmma" else 1
 
     @property
@@ -79,13 +79,13 @@ class Tiling:
 
 @dataclass(frozen=True)
 class TensorLowering:
-    """A claimed chain as one launch."""
+    """A claimed chain, lowered to one launch."""
 
     chain: Chain
     precision: Precision
-    dtypes: tuple[str, str]  # of x and y
+    dtypes: tuple[str, str]  # dtypes of x and y
     tiling: Tiling
-    units: int  # multiprocessors: at most one block each
+    units: int  # number of SMs; at most one block each
 
     @property
     def program(self) -> Program:
@@ -101,16 +101,16 @@ class TensorLowering:
 
     @property
     def budget(self) -> Budget:
-        """A block has a multiprocessor's 65,536 registers for itself; they come in eights, at most 255 a thread."""
+        """One block per SM owns all 65,536 registers; allocated in multiples of 8, at most 255 per thread."""
         registers = min(255, 65536 // (32 * self.tiling.warps) // 8 * 8)
-        # By mma.sync the compiler keeps many weights on their way and may set a few words aside. With 8 warps there are
-        # no more registers to give: the widest networks set some aside rather than run as two launches.
+        # With mma.sync the compiler keeps many weights in flight and may spill a few words. With 8 warps there are no
+        # registers left: the widest networks spill rather than run as two launches.
         few = 0 if self.tiling.by == "ByWgmma" else 32
         return Budget(registers, spill_bytes=256 if self.tiling.warps == 8 else few)
 
     @property
     def order(self) -> str:
-        """Of whatever tiling: it decides only which rows go together. Of x its dtype says in which order k is read."""
+        """Reduction order. Independent of the tiling; the dtype of x determines the order of k."""
         how = "wgmma" if self.tiling.by == "ByWgmma" else "mma"
         parts = ", in three products, four steps at a time" if self.precision.parts > 1 else ""
         softmax = "; softmax in lanes" if self.chain.normaliser else ""
@@ -120,7 +120,7 @@ class TensorLowering:
         return B * self.chain.vectors
 
     def launch_config(self, B: int) -> LaunchConfig:
-        """One block a multiprocessor, fewer where there are fewer tiles, and no more teams in it than have work."""
+        """One persistent block per SM, fewer if there are fewer tiles, and only as many warps as have work."""
         cut = self.tiling
         tiles = -(-self.count(B) // cut.tile_rows)
         grid = max(1, min(self.units, tiles))
@@ -129,7 +129,7 @@ class TensorLowering:
         return LaunchConfig((grid, 1, 1), (32 * warps, 1, 1), shared, overlaps=cut.by == "ByWgmma")
 
     def rate(self, B: int) -> float:
-        """Share of the device's rate: tiles that are not full, multiprocessors without one, layers that are wide."""
+        """Share of the device's rate: counts padding rows, idle SMs and wide layers."""
         count, height = max(1, self.count(B)), self.tiling.tile_rows
         tiles = -(-count // height)
         widest = max(layer.D_out for layer in self.chain.layers[:-1] or self.chain.layers)
@@ -146,12 +146,12 @@ class MlpTensor:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """The longest part of the chain that fits; the planner asks again behind it."""
+        """Claim the longest prefix of the chain that fits; the planner queries again after it."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=MOST_LAYERS)
         if chain is None:
             return
         refused = why_not(net, chain, device, job)
-        if refused and len(chain.layers) > 1:  # perhaps because of a later layer
+        if refused and len(chain.layers) > 1:  # a later layer may be the cause
             chain = chain.first(1)
             refused = why_not(net, chain, device, job)
         most = fitting_layers(chain, PRECISIONS[job.precision], device.fast_bytes)
@@ -161,12 +161,12 @@ class MlpTensor:
             if isinstance(launch, TensorLowering):
                 yield _claim(net, part, device, job, launch)
                 return
-            refused = refused or launch  # of all layers together
+            refused = refused or launch  # reason for the whole chain
         yield Refusal(self.name, net.nodes[start].name, refused)
 
 
 def make_lowering(net: Network, chain: Chain, device: Device, job: Job) -> TensorLowering | str:
-    """How to launch a chain, or why not."""
+    """The lowering of a chain, or the reason for refusing it."""
     computed, dtypes = PRECISIONS[job.precision], end_dtypes(net, chain)
     tiling = choose_tiling(chain, computed, dtypes[0], device, job.batch)
     return tiling if isinstance(tiling, str) else TensorLowering(chain, computed, dtypes, tiling, device.units)
@@ -178,7 +178,7 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job, launch: TensorL
     weights = pack_recipe(chain, launch.precision, launch.dtypes[0])
     price = forward_price(net, chain)
     flop, computed = (3 * price.row_flop, "tf32") if launch.precision.parts > 1 else (price.row_flop, "")
-    price = Price(  # three products of tf32 for one of fp32; every block reads all weights
+    price = Price(  # 3xTF32: three gemms per fp32 gemm; every block reads all weights
         flop, price.row_bytes, weights.nbytes, precision=computed, rate=launch.rate(job.batch),
         least_us=device.unit_read_us(weights.nbytes),
     )  # fmt: skip
@@ -195,13 +195,13 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job, launch: TensorL
     )
 
 
-# -- how the work is cut -------------------------------------------------------------------------------------
+# -- tiling --------------------------------------------------------------------------------------------------
 
 
 def choose_tiling(chain: Chain, precision: Precision, x_dtype: str, device: Device, B: int) -> Tiling | str:
-    """The tiling for a chip and batches of some B rows, or why there is none.
+    """The tiling for a device and batches of about B rows, or the reason why none fits.
 
-    Most warps first; then rows in flight, as many as hide the latency of memory and find room beside the weights.
+    Most warps first; then as many row tiles in flight as hide memory latency and fit beside the weights.
     """
     by, row_bytes = product(device.arch), DTYPE_BYTES[x_dtype] * chain.layers[0].D_in
     weights, steps = weight_bytes(chain, precision), first_steps(chain.layers[0].D_in, precision)
@@ -212,8 +212,8 @@ def choose_tiling(chain: Chain, precision: Precision, x_dtype: str, device: Devi
         need, most = registers(chain, precision, by, staged), dict(REGISTERS[by])
         if precision.parts > 1:
             most[8] = SPLIT_REGISTERS
-        # A warp that multiplies by itself reads every weight from shared memory: two blocks of rows halve that. By
-        # wgmma they halve what a small network takes beside its products, if there is such a tile for every warp.
+        # With mma.sync every warp reads all weights from shared memory: two blocks of rows halve that traffic. With
+        # wgmma they halve the overhead of a small network, if there are enough tiles for every warp.
         pair_registers, pair_warps = PAIRS[by]
         many = B * chain.vectors >= device.units * 32 * pair_warps
         blocks = 2 if 2 * need <= pair_registers and (many or by == "ByMma") else 1
@@ -230,43 +230,43 @@ def choose_tiling(chain: Chain, precision: Precision, x_dtype: str, device: Devi
 
 
 def product(arch: str) -> str:
-    """How the tensor cores multiply: by four warps on Hopper, by one on every other chip."""
+    """Which instruction multiplies: wgmma (four warps) on sm_90a, mma.sync (one warp) elsewhere."""
     return "ByWgmma" if arch == "sm_90a" else "ByMma"
 
 
 def registers(chain: Chain, precision: Precision, by: str, staged: bool) -> int:
-    """Of a thread, for the fragments that a layer reads and makes and the sums in between: the most of any layer."""
+    """Registers per thread for a layer's input and output fragments and accumulators: the maximum over layers."""
     most, reads, columns = 0, 4 * first_steps(chain.layers[0].D_in, precision), COLUMNS[by]
     if not staged and reads > 2 * MOST_STEPS:
-        # Half as many steps, numbers that are no fragments yet, and more columns for each time that rows are read.
+        # Half as many steps, elements not yet packed into fragments, and more columns per pass over the rows.
         reads, columns = 4 * MOST_STEPS, columns if precision.parts > 1 else 2 * columns
-    split = 8 if precision.parts > 1 else 0  # four steps in two parts, less what is read by then
+    split = 8 if precision.parts > 1 else 0  # 3xTF32: four steps in two parts, minus those already consumed
     for layer in chain.layers:
         N, is_last = round_up(layer.D_out, 8), layer is chain.layers[-1]
-        # A normaliser takes the sums of a row twice, and the compiler those of a last layer's next piece ahead.
+        # A normaliser needs the accumulators twice; the compiler prefetches the next chunk of a last layer.
         sums = N if is_last and chain.normaliser else min(N, 2 * columns if is_last else columns) // 2
-        sums *= precision.parts  # sums of four steps, and of these
+        sums *= precision.parts  # 3xTF32: partial sums of four steps, and totals
         makes = 0 if is_last else 4 * (round_up(N, precision.step) // precision.step)
         compares = layer.activation is None or layer.activation.flop_each <= 2
         function = 0 if compares else ACTIVATION_REGISTERS
         most, reads, columns = max(most, reads + split + sums + makes + function), makes, COLUMNS[by]
-    # Numbers of 16 bits are packed on the way, two to a register, and before that they are not: others need less.
+    # 16-bit elements stay unpacked until they are joined two per register; other types need fewer registers.
     if precision.per_word == 2 or not staged or most <= REGISTERS[by][16]:
         return most
     return max(REGISTERS[by][16], most - PACKING_REGISTERS)
 
 
 def shared_bytes(chain: Chain, precision: Precision, x_dtype: str, tiling: Tiling, warps: int) -> int:
-    """Dynamic shared memory of a block of so many warps: the weights and every warp's rows in flight."""
+    """Dynamic shared memory of a block of `warps` warps: the weights and every warp's rows in flight."""
     slot = 16 * tiling.blocks * DTYPE_BYTES[x_dtype] * chain.layers[0].D_in
     return weight_bytes(chain, precision) + warps * tiling.stages * slot
 
 
-# -- reasons and examples ------------------------------------------------------------------------------------
+# -- refusals and instances ----------------------------------------------------------------------------------
 
 
 def why_not(net: Network, chain: Chain, device: Device, job: Job) -> str:
-    """What no kernel of a chain does, or "" if there is nothing."""
+    """Why no chain kernel can run this chain; "" if one can."""
     if job.is_training:
         return "runs forward only: it keeps no activations for a backward pass"
     if device.arch not in ARCHITECTURES:

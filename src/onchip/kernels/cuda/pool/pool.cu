@@ -1,23 +1,21 @@
-// pool/pool.cu: the largest or the mean of every window of an image, or of a signal.
+// pool/pool.cu: max and average pooling in 1D and 2D.
 //
-// Idea    A thread makes Q x U x V outputs (common/window.cuh). A row of x is pooled across first, once for all the windows
-//         below each other that it is in. Windows of a few common sizes are unrolled, and all that a thread reads is on
-//         its way at once; any other is a loop over its rows and their taps.
-// Floor   Every number is read once and written once: 4096 x 64 x 56 x 56 floats by windows of 2 x 2 are
+// Idea    A thread computes Q x U x V outputs (common/window.cuh). Each row of x is pooled horizontally once, for all
+//         windows that overlap it. Common window sizes are unrolled, with all loads of a thread in flight at once;
+//         others loop over rows and taps.
+// Floor   Each element is read and written once: 4096 x 64 x 56 x 56 floats by windows of 2 x 2 are
 //         3.29 + 0.82 GB / 4.8 TB/s = 856 us.
-// Order   Of a sum: tap by tap across a row, then row by row.
-// Layout  x and y lie in rows (B, C, H, W), or both with channels last, (B, H, W, C): then a thread takes 16 B of
-//         channels where they divide them. Pairs<T> are two channels, of which the largest are found at once. Signals
-//         are images whose rows are those of the batch.
-// Shared  None: neighbours find what they share in L1.
-// Limits  Any geometry; up to 2^31 numbers a row, 2^28 along an axis; float32, float16, bfloat16, float64; sm_80 up.
+// Order   Sums: taps of a row in order, then rows in order.
+// Layout  x and y NCHW, or both NHWC: then a thread takes 16 B of channels if that divides C. Pairs<T> are two channels
+//         in one f16x2/bf16x2 max. 1D inputs are images whose rows are those of the batch.
+// Limits  Any geometry; up to 2^31 elements per row, 2^28 per axis; float32, float16, bfloat16, float64; sm_80 up.
 #include "common/window.cuh"
 
 struct Max {};
-struct Mean {};           // over what it finds in x
-struct MeanWithPads {};  // and over the pads
+struct Mean {};           // over the elements inside x
+struct MeanWithPads {};  // padding included
 
-// Two neighbouring channels in 16 bits each, as they are: the larger of two numbers is one of them.
+// Two adjacent 16-bit channels, not widened: a max is exact.
 template <class T>
 struct Pairs {
     u32 bits;
@@ -37,7 +35,7 @@ __device__ __forceinline__ Pairs<bf16> larger(Pairs<bf16> a, Pairs<bf16> b) {
     return found;
 }
 
-// What no number is smaller than.
+// -infinity.
 template <class T>
 __device__ __forceinline__ T lowest() {
     if constexpr (is_same<T, Pairs<f16>>) return {0xfc00fc00};
@@ -47,7 +45,7 @@ __device__ __forceinline__ T lowest() {
     else return -__int_as_float(0x7f800000);
 }
 
-// What was found in the windows of a thread; of a row first, then of the rows.
+// Accumulators of a thread's windows: within a row (across), then over rows (found).
 template <class How, class Number, int V, int U, int Q>
 struct Pooled {
     Number found[Q][U][V], across[U][V];
@@ -85,8 +83,7 @@ struct Pooled {
     }
 };
 
-// KH, KW, SH, SW: the window and its steps, its taps side by side. KH = 0: any window, by KW taps at a time, and SW = 1
-// where it slides.
+// KH, KW, SH, SW: window and stride, dilation 1. KH = 0: any window, KW taps at a time; SW = 1: stride and dilation 1.
 template <class How, class T, class Index, bool IS_LAST, int V, int U, int Q, int P, int LEAD, int KH, int KW, int SH,
           int SW>
 __global__ void __launch_bounds__(WINDOW_THREADS) pool(const T* x, T* y, const Windows all) {
@@ -105,14 +102,14 @@ __global__ void __launch_bounds__(WINDOW_THREADS) pool(const T* x, T* y, const W
     if constexpr (KH > 0) walk<V, U, Q, P, LEAD, KH, KW, SH, SW>(view, h.size, w.size, pooled);
     else walk_any<SW == 1, KW, V, U, Q>(view, h, w, pooled);
 
-    // What a mean is taken over: so many taps down times so many across.
+    // Divisor of a mean: valid taps down times valid taps across.
     const auto count_taps = [](int begin, int taps, int dilation, const Axis& axis) {
         if (!is_same<How, MeanWithPads>) return Taps(begin, taps, dilation, axis.size).count();
         Taps with_pads(begin, taps, dilation, axis.end);
         with_pads.first = 0;
         return with_pads.count();
     };
-    // What is rounded to 16 bits needs no exact division: its share is two inverses.
+    // 16-bit outputs need no exact division: multiply by two reciprocals.
     constexpr bool IS_SHORT = sizeof(T) == 2;
     int across[U];
     float share[U];

@@ -1,4 +1,4 @@
-"""Pools on a GPU: the host side of pool/pool.cu."""
+"""Max and average pooling: host side of pool/pool.cu."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class PoolLowering:
     """pool(x, y, windows)"""
 
     how: str  # "Max", "Mean" or "MeanWithPads"
-    number: str  # as pool/pool.cu names it
+    number: str  # element type in pool/pool.cu
     windows: Windows
 
     @property
     def vector(self) -> int:
-        """Channels a thread: 16 bytes of them, where they lie last and divide those of a pixel."""
+        """Channels per thread: 16 bytes in NHWC if that divides C, else one."""
         V = 16 // self.windows.number_bytes
         return V if self.windows.is_last and self.windows.C % V == 0 else 1
 
@@ -52,13 +52,13 @@ class PoolLowering:
             return Steps(())
         cut, config, windows = self.windows.arguments(B, self.vector)
         program = Program(SOURCE, f"pool<{self.how}, {self.number}, {cut}>")
-        # A word of 3 x 3, channels last, is set aside on sm_80.
+        # 3 x 3 in NHWC spills one word on sm_80.
         budget = Budget(registers=128, spill_bytes=4)
         return Steps((KernelLaunch(program, config, (Input(0), Output(0), windows), budget),))
 
 
 def _lowering(how: str, dtype: str, windows: Windows) -> PoolLowering:
-    """Two channels are one number, where they lie last and the largest of them are found at once."""
+    """A 16-bit max pool in NHWC treats two channels as one element."""
     is_in_pairs = how == "Max" and windows.is_last and windows.number_bytes == 2 and windows.C % 2 == 0
     if not is_in_pairs:
         return PoolLowering(how, FLOATS[dtype], windows)
@@ -69,7 +69,7 @@ def _lowering(how: str, dtype: str, windows: Windows) -> PoolLowering:
 class PoolAlone:
     name = "pool"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+    precisions = tuple(PRECISIONS)  # computes in float32, or in float64
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]

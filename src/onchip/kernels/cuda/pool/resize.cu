@@ -1,22 +1,20 @@
-// pool/resize.cu: rows resized along up to three axes, each number a mean of the two of x that lie around it.
+// pool/resize.cu: linear resize along up to three axes.
 //
-// Idea    A thread walks along the third axis, V neighbouring numbers at a time where V stay together. What the other
-//         axes make of a place of x is a column: a number of y is a mean of two columns, and the next one has mostly the
-//         same two, or the second of them and a new one, so each column is made once. Small tables, which stay in the
-//         cache, say for each axis where the two lie and what share the second has. What neighbours read is mostly the
-//         same, and comes from the cache.
-// Floor   x is read once and y is written once: 2^26 floats and four times as many are 1.34 GB / 4.8 TB/s = 280 us.
-// Order   Along the first axis, then the second, then the third: a (1 - share) + b share, two products and a sum.
-// Layout  y (?, n1, n2, n3, run), x (?, x_row), row-major. A table has {low, high} of n1, n2, n3, in numbers of x.
-// Limits  float32, float16, bfloat16, float64; run a multiple of V, or 1 and n3 a multiple of TOGETHER, so that as many
-//         numbers are aligned; Index counts threads; sm_80 up.
+// Idea    A thread walks along the third axis, V contiguous elements at a time. A column is x interpolated along the
+//         first two axes at one position of the third. An output blends two columns, and the next one mostly reuses one
+//         or both, so each column is computed once. Small cached tables hold the two taps and the weight per axis.
+// Floor   x is read once and y written once: 2^26 floats and four times as many are 1.34 GB / 4.8 TB/s = 280 us.
+// Order   First axis, second, third: a (1 - share) + b share, two multiplications and an addition.
+// Layout  y (?, n1, n2, n3, run), x (?, x_row), row-major. taps: {low, high} per n1, n2, n3, as offsets in x.
+// Limits  float32, float16, bfloat16, float64; run a multiple of V, or run = 1 and n3 a multiple of TOGETHER (aligned
+//         stores); Index counts threads; sm_80 up.
 #include "common/fast_divide.cuh"
 #include "common/accumulator.cuh"
 
 constexpr int THREADS = 256;
 
 struct Axes {
-    Divider n1, n2, strips, run;  // strips of n3, and the last in V numbers
+    Divider n1, n2, strips, run;  // strips: ceil(n3 / strip); run in vectors of V
     u32 n3;
     u32 is_resized[3];
 };
@@ -31,7 +29,7 @@ __device__ __forceinline__ void mean(W (&a)[V], const W (&b)[V], W share) {
     for (int j = 0; j < V; ++j) a[j] = a[j] * rest + b[j] * share;
 }
 
-// What the first two axes make of the places of x behind `from`.
+// x interpolated along the first two axes, relative to `from`.
 template <class T, int V>
 struct Columns {
     using W = wide_t<T>;
@@ -57,8 +55,8 @@ struct Columns {
 };
 
 // count     threads
-// strip     places of y along the third axis that a thread makes, a multiple of TOGETHER
-// TOGETHER  of them are stored at once
+// strip     outputs along the third axis per thread, a multiple of TOGETHER
+// TOGETHER  outputs per store
 template <class T, class Index, int V, int TOGETHER>
 __global__ void __launch_bounds__(THREADS) resize(const T* x, const Taps* taps, const wide_t<T>* shares, T* y,
                                                   long long count, long long x_row, u32 strip, Axes axes) {

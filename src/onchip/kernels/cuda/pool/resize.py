@@ -1,4 +1,4 @@
-"""LinearResize on a GPU: the host side of pool/resize.cu."""
+"""LinearResize: host side of pool/resize.cu."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, BLOCKS_A_UNIT = 256, 4
-MOST_PLACES = 8  # of a thread
-# Shares of the device's fp32 rate, in which the work around a mean is counted, too: 32 channels of 32x32 to 64x64 took
-# 1,040 to 1,407 us in rows and 491 to 780 with channels last, 4,096 of them (H200).
+MOST_PLACES = 8  # outputs per thread
+# Shares of the fp32 peak, index arithmetic included: 4,096 images of 32 channels, 32x32 to 64x64, took 1,040 to
+# 1,407 us in NCHW and 491 to 780 us in NHWC (H200).
 RATE = {ROWS: 0.04, CHANNELS_LAST: 0.1}
 
 
@@ -55,7 +55,7 @@ def _layer(sizes: tuple[int, ...], scales: tuple[float, ...], coordinates: str) 
 def resize_taps(
     sizes: tuple[int, ...], scales: tuple[float, ...], coordinates: str, row_shape: tuple[int, ...], layout: str
 ) -> Array:
-    """(n1 + n2 + n3, 2): where the two numbers lie."""
+    """(n1 + n2 + n3, 2): offsets of the two taps."""
     axes = axis_taps(_layer(sizes, scales, coordinates), row_shape, layout)
     return np.concatenate([np.stack((taps.low, taps.high), 1) * step for taps, step in axes]).astype(np.int32)
 
@@ -64,7 +64,7 @@ def resize_taps(
 def resize_shares(
     sizes: tuple[int, ...], scales: tuple[float, ...], coordinates: str, row_shape: tuple[int, ...], layout: str
 ) -> Array:
-    """(n1 + n2 + n3,): the share of the second."""
+    """(n1 + n2 + n3,): weight of the second tap."""
     axes = axis_taps(_layer(sizes, scales, coordinates), row_shape, layout)
     return np.concatenate([taps.share for taps, _ in axes])
 
@@ -79,12 +79,12 @@ class ResizeLowering:
 
     @property
     def neighbours(self) -> int:
-        """Numbers that lie together, up to 16 bytes of them."""
+        """Contiguous elements per vector, up to 16 bytes."""
         return math.gcd(self.parts.run, 16 // DTYPE_BYTES[self.dtype])
 
     @property
     def together(self) -> int:
-        """Places along the third axis that are stored at once, where they lie side by side."""
+        """Outputs along the third axis per store, if contiguous."""
         return math.gcd(self.parts.sizes[2], 16 // DTYPE_BYTES[self.dtype]) if self.parts.run == 1 else 1
 
     def threads(self, B: int, strip: int) -> int:
@@ -92,7 +92,7 @@ class ResizeLowering:
         return B * self.parts.outer * n1 * n2 * math.ceil(n3 / strip) * (self.parts.run // self.neighbours)
 
     def strip(self, B: int) -> int:
-        """Places that a thread makes, one after the other: few where threads would be too few."""
+        """Outputs per thread along the third axis: fewer if the grid would be too small."""
         strip = max(MOST_PLACES, self.together)
         while strip > self.together and self.threads(B, strip) < self.units * THREADS * BLOCKS_A_UNIT:
             strip //= 2
@@ -117,7 +117,7 @@ class ResizeLowering:
 class ResizeAlone:
     name = "resize"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+    precisions = tuple(PRECISIONS)  # computes in float32, or in float64
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]

@@ -1,4 +1,4 @@
-"""Recipes made on a GPU: the operations that cost something, as launches. The NumPy evaluators are the truth."""
+"""Recipes computed on a GPU: the expensive operations as launches. The NumPy evaluators are the reference."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ from onchip.plan.rewrites.linear import merged_weight
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, BLOCKS_A_UNIT = 256, 8
-LARGEST_HALF = 65520.0  # from here on a number is infinite in float16
+LARGEST_HALF = 65520.0  # rounds to infinity in float16 from here on
 
 
 class Source(NamedTuple):
-    """What a recipe reads."""
+    """An input of a recipe."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -63,14 +63,14 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class RecipeLowering:
-    """A recipe as launches. Input(i) is source i, Output(0) is what is made."""
+    """A recipe as launches. Input(i) is source i, Output(0) the result."""
 
     recipe: Recipe
     sources: tuple[Source, ...]
     device: Device
 
     def at(self, B: int) -> Steps:
-        """For B rows: all of them, or of a recipe that can be made in slices any number."""
+        """Launches for B rows: all rows, or any number if the recipe can be computed in slices."""
         return LOWERINGS[self.recipe.op](self, B)
 
 
@@ -87,7 +87,7 @@ def _transposed(given: RecipeLowering, B: int) -> Steps:
 
 
 def _token_tables(given: RecipeLowering, B: int) -> Steps:
-    """rows (V, E) times taps (K * C_out, E), which makes (V, K * C_out)."""
+    """rows (V, E) @ taps (K * C_out, E)^T -> (V, K * C_out)."""
     rows, W = given.sources
     _, K, C_out = given.recipe.shape
     E = rows.shape[1]
@@ -109,7 +109,7 @@ def _token_taps(given: RecipeLowering, B: int) -> Steps:
 
 
 def _tensor_tables(given: RecipeLowering, B: int) -> Steps:
-    """rows (V, E) times taps (K * C_out, E) on the tensor cores, both as these multiply them."""
+    """rows (V, E) @ taps (K * C_out, E)^T on the tensor cores; both are in operand format."""
     rows, _ = given.sources
     _, K, C_out = given.recipe.shape
     precision = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[rows.dtype]
@@ -129,7 +129,7 @@ def _table_peaks(given: RecipeLowering, B: int) -> Steps:
 
 
 def _taps(W: Source, K: int, E: int) -> tuple[tuple[int, ...], tuple[int, int, int]]:
-    """The shape of W, and the order of its axes with taps first and the embedding's last: (K, C_out, E).
+    """The shape of W, and the permutation to (K, C_out, E).
 
     W is (C_out, E, K) of a Conv1d, (C_out, K * E) of a Linear.
     """
@@ -137,7 +137,7 @@ def _taps(W: Source, K: int, E: int) -> tuple[tuple[int, ...], tuple[int, int, i
 
 
 def _merged_weight(given: RecipeLowering, B: int) -> Steps:
-    """W2 (D_out, D_mid) W1 (D_mid, D_in), summed in double precision as NumPy does, rounded once."""
+    """W2 (D_out, D_mid) @ W1 (D_mid, D_in), accumulated in float64 as NumPy does, rounded once."""
     W2, W1 = given.sources
     D_mid, D_in = W1.shape
     units, turned = given.device.units, Scratch(0)
@@ -177,7 +177,7 @@ def _launch(head: str, count: int, units: int, sizes: tuple[Argument, ...]) -> K
     return KernelLaunch(Program(SOURCE, head), in_line(blocks), (Input(0), Output(0), *sizes), Budget(64))
 
 
-# What NumPy's evaluator refuses, asked before a GPU makes it.
+# Inputs that NumPy's evaluator rejects, checked before the GPU runs.
 
 
 def _check_half(weight: Array) -> None:

@@ -1,5 +1,4 @@
-// recurrent/cells.cuh: the cells of recurrent/simt.cu, recurrent/register_resident.cu and recurrent/mma.cu: what becomes of a unit's gates at a
-// step.
+// recurrent/cells.cuh: LSTM, GRU and RNN cells of recurrent/simt.cu, register_resident.cu and mma.cu.
 #pragma once
 
 #include "common/activation.cuh"
@@ -16,7 +15,7 @@ constexpr bool IS_GRU = is_same<Cell, GruAfter> || is_same<Cell, GruBefore>;
 template <class Cell>
 constexpr int GATES = is_same<Cell, Lstm> ? 4 : IS_GRU<Cell> ? 3 : 1;
 
-// IS_FAST: for numbers of 16 bits.
+// IS_FAST: approximate functions, for 16-bit dtypes.
 template <bool IS_FAST, class W>
 __device__ __forceinline__ W sigmoid_of(W v) {
     if constexpr (IS_FAST) return fast_sigmoid(v);
@@ -28,10 +27,10 @@ __device__ __forceinline__ W tanh_of(W v) {
     else return exact_tanh(v);
 }
 
-// A unit's next state; not of a GruBefore, whose last sum needs another step's worth of exchange.
-// given   what the input gives to the gates; sums: what the states before give
-// inside  the bias of a GruAfter's last gate
-// cell    of an Lstm: it becomes the next one
+// A unit's next state. Not for GruBefore: its candidate gate needs a second exchange of states.
+// given   gate pre-activations from the input; sums: from the previous states
+// inside  bias inside the reset of a GruAfter's candidate gate
+// cell    Lstm: updated in place
 template <class Cell, bool IS_FAST = false, class W>
 __device__ __forceinline__ W next_state(const W (&given)[GATES<Cell>], const W (&sums)[GATES<Cell>], W inside, W state,
                                         W& cell) {

@@ -1,36 +1,24 @@
-// recurrent/mma.cu: an LSTM, a GRU or an RNN of many sequences on the tensor cores, all steps in one launch, with the
-// product before it or without.
+// recurrent/mma.cu: LSTM, GRU or RNN over many sequences on the tensor cores, all time steps in one launch; with F > 0
+// the input gemm is fused.
 //
-// Idea    A block, or a cluster of BLOCKS, has 16 * tiles sequences of one direction and walks through their steps. A warp
-//         has 8 units and holds the recurrence of all their gates in registers, as fragments, from the first step to the
-//         last: a step reads nothing but states, 16 sequences at a time, by ldmatrix. One mma makes a gate of 8 units of 16
-//         sequences, so that a lane has all gates of two units of two sequences and makes their next states by itself.
-//         These go, rounded to what is multiplied, to the second of two buffers, in every block of the cluster; a barrier
-//         ends the step. Cells, and states that are not only multiplied, stay in float32.
-//         What a step is given comes by asynchronous copies a step ahead: with F = 0 what the input gives to the gates, the
-//         work of a product before this kernel; else F features of the input, which are multiplied here. Their weights
-//         stay in shared memory.
-// Floor   2 G H (H + F) flop a sequence, step and direction, three times that of tf32 for fp32: 4,096 sequences of 49
-//         steps, LSTM, H = 128: 26.3 Gflop / 989 Tflop/s = 27 us in fp16; gates of the input are 206 MB, 43 us at
-//         4.8 TB/s, 10 features 4 MB. Lanes also make five functions a unit, 129 M: 35 us at 16 a clock of 132
-//         multiprocessors and 1.755 GHz.
-// Order   A gate's sum begins with what the input gives (of features: the bias, then features, STEP an instruction), then
-//         runs over the units, STEP an instruction; of fp32 in parts of 32 that are added in order. Neither tiles nor
-//         WARPS nor BLOCKS decide anything.
-// Layout  States and y as in recurrent/simt.cu, x too, or (N, S, F). R (D, BLOCKS, WARPS, G, steps of k, lanes): the two words
-//         of a lane's fragment; so W, of features; bias (D, BLOCKS, G, 8 WARPS), inside (D, BLOCKS * 8 WARPS).
-// Shared  Of 16 sequences: 2 buffers of states, lines of steps * 32 + 16 B, 3 of a GruBefore; what two steps are given,
-//         lines of 8 * (G * WARPS | 1) numbers, or of features as of states; 16 B a lane and float32 that is kept. LSTM,
-//         H = 128, fp16: 50,176 B. Once, of features: 256 B a fragment of W, and the bias.
-// Limits  2 * G * steps of k words of the recurrence fit a lane: at most 64 with 16 warps, 128 with 8; H <= 8 * WARPS *
-//         BLOCKS; float32, float16, bfloat16, and features of the numbers that are multiplied; more than one block from
-//         sm_90 on, one from sm_80 on.
+// Idea    A block, or a cluster of BLOCKS, steps through 16 * tiles sequences of one direction. A warp owns 8 units and
+//         holds their recurrent weights in registers as mma fragments for the whole launch. A step loads only states
+//         (ldmatrix, 16 sequences per tile), so a lane gets all gates of 2 units of 2 sequences and computes their next
+//         states. These go to the other of two buffers in every block of the cluster (DSMEM); a barrier ends the step.
+//         cp.async loads the next step's input: gate pre-activations (F = 0), or F features with W in shared memory.
+// Floor   2 G H (H + F) flop per sequence, step and direction, 3x in fp32 (3xTF32): 4,096 sequences, 49 steps, LSTM,
+//         H = 128, fp16: 26.3 Gflop = 27 us; gates 206 MB = 43 us, or 10 features 4 MB; 129 M activations = 35 us.
+// Order   Input (bias, features), then units, STEP per mma; in fp32, partial sums of 32. Independent of the tiling.
+// Layout  States, y and x as in recurrent/simt.cu, or x (N, S, F). R, W (D, BLOCKS, WARPS, G, k steps, lanes):
+//         fragments of 2 words; bias (D, BLOCKS, G, 8 WARPS), inside (D, BLOCKS * 8 WARPS).
+// Limits  Words of R per lane: <= 64 with 16 warps, 128 with 8; H <= 8 * WARPS * BLOCKS; float32, float16, bfloat16;
+//         BLOCKS > 1 from sm_90 on, else sm_80 up. Shared: LSTM, H = 128, fp16: 50,176 B per tile (mma.py).
 #include "mma/cluster.cuh"
 #include "mma/cp_async.cuh"
 #include "mma/fragments.cuh"
 #include "recurrent/cells.cuh"
 
-constexpr int TILE = 16, OCTET = 8;  // sequences and units of an instruction
+constexpr int TILE = 16, OCTET = 8;  // sequences and units per mma
 
 template <class Cell_, class P_, class T_, int H_, int F_, int WARPS_>
 struct Recurrence {
@@ -39,26 +27,26 @@ struct Recurrence {
     using T = T_;
     static constexpr int H = H_, F = F_, WARPS = WARPS_, SIZE = sizeof(T);
     static constexpr bool RESETS_FIRST = is_same<Cell, GruBefore>;
-    static constexpr int G = GATES<Cell>, THREADS = 32 * WARPS, UNITS = OCTET * WARPS;  // of a block
+    static constexpr int G = GATES<Cell>, THREADS = 32 * WARPS, UNITS = OCTET * WARPS;  // per block
     static constexpr int STEPS = (H + P::STEP - 1) / P::STEP, X_STEPS = (F + P::STEP - 1) / P::STEP;
     static constexpr int WORDS = 2 * G * STEPS, BLOCKS_AT_A_TIME = (WORDS <= 64 ? 16 : 8) / WARPS;
     static constexpr int BUFFERS = RESETS_FIRST ? 3 : 2;
-    static constexpr int KEPT = RESETS_FIRST ? 2 : G == 1 ? 0 : 1;  // numbers of a unit: cell or state, then z
-    // Lines are odd multiples of what 8 of them are read by at a time: 16 bytes by ldmatrix, 8 numbers of the gates.
+    static constexpr int KEPT = RESETS_FIRST ? 2 : G == 1 ? 0 : 1;  // float32 values per unit: cell or state, then z
+    // Row pitches are odd multiples of 16 B (ldmatrix) or of 8 gate elements: 8 rows have no bank conflicts.
     static constexpr int LINE = 32 * STEPS + 16, X_LINE = F ? 32 * X_STEPS + 16 : OCTET * SIZE * (G * WARPS | 1);
-    static constexpr int RUN = F ? F : H, RUNS = F ? 1 : G;  // numbers next to each other, of what a step is given
+    static constexpr int RUN = F ? F : H, RUNS = F ? 1 : G;  // contiguous elements of a step's input
     static constexpr int PIECE = RUN * SIZE % 16 == 0 ? 16 : RUN * SIZE % 8 == 0 ? 8 : RUN * SIZE % 4 == 0 ? 4 : 2;
 };
 
-// Both tf32 of a weight, anew every time: volatile, or the compiler would keep them, twice as many words as there is room.
+// TF32 high and low of a weight, recomputed per use. volatile: else the compiler keeps both and runs out of registers.
 __device__ __forceinline__ void split(Words<Fp32, 2>& words, int i, float v) {
     asm volatile("cvt.rna.tf32.f32 %0, %1;" : "=r"(words.of[0][i]) : "f"(v));
     words.of[1][i] = Tf32::word(v - __uint_as_float(words.of[0][i]));
 }
 
-// sums[j] += 16 rows times gate j of the warp's units.
-// at     where the lane's row of the first step lies; ROUNDS: numbers there may have more digits than are multiplied
-// words  of gate j and step k, the lane's
+// sums[j] += 16 rows times the weights of gate j of the warp's units.
+// at     the lane's ldmatrix row at k step 0; ROUNDS: elements there are not rounded to TF32 yet
+// words  (j, k) -> the lane's fragment of gate j, k step k
 template <class P, int STEPS, bool ROUNDS, int COUNT, class Held>
 __device__ __forceinline__ void add_products(float (&sums)[COUNT][4], const char* at, const Held& words) {
     float part[COUNT][4] = {};
@@ -88,9 +76,9 @@ __device__ __forceinline__ void add_products(float (&sums)[COUNT][4], const char
     }
 }
 
-// What the input gives to gates FIRST to FIRST + COUNT - 1 of a tile: read, or made of features.
-// at          the lane's row of the tile: of the gates from its first unit on, or of the features' first step
-// W, shifts   of features: the lane's words, and its units' biases
+// Input contribution to gates FIRST to FIRST + COUNT - 1 of a tile: loaded, or computed from features.
+// at          the lane's row of the tile: gates from its first unit on, or features at k step 0
+// W, shifts   F > 0: the lane's fragments, and its units' biases
 template <class Shape, int FIRST, int COUNT>
 __device__ __forceinline__ void take_given(float (&v)[COUNT][4], const char* at, const uint2* W, const float* shifts) {
 #pragma unroll
@@ -106,7 +94,7 @@ __device__ __forceinline__ void take_given(float (&v)[COUNT][4], const char* at,
             v, at, [&](int j, int k) { return W[((FIRST + j) * Shape::X_STEPS + k) * 32]; });
 }
 
-// Two neighbours as they are multiplied, in every block.
+// Stores two adjacent states, rounded to the mma operand type, in every block of the cluster.
 template <class P, int BLOCKS>
 __device__ __forceinline__ void store_states(char* at, float first, float second) {
     u32 words[2 / P::PER_WORD];
@@ -125,10 +113,10 @@ __device__ __forceinline__ void store_states(char* at, float first, float second
     }
 }
 
-// W, bias    of features, or nullptr
-// inside     the bias of a GruAfter's last gate
-// tiles      of 16 sequences, of a block
-// backwards  whether the first direction begins at the end; a second one does
+// W, bias    input weights for F > 0, or nullptr
+// inside     bias inside the reset of a GruAfter's candidate gate
+// tiles      of 16 sequences, per block
+// backwards  direction 0 runs from the last step to the first; direction 1 always does
 // output     0: every step, 1: the last state, 2: the last cell
 template <class Cell, class P, class T, int H, int F, int WARPS, int BLOCKS>
 __global__ void __launch_bounds__(32 * WARPS, (Recurrence<Cell, P, T, H, F, WARPS>::BLOCKS_AT_A_TIME))
@@ -137,7 +125,8 @@ __global__ void __launch_bounds__(32 * WARPS, (Recurrence<Cell, P, T, H, F, WARP
                   unsigned backwards, unsigned output) {
     using Shape = Recurrence<Cell, P, T, H, F, WARPS>;
     constexpr int G = Shape::G, STEPS = Shape::STEPS, X_STEPS = Shape::X_STEPS, THREADS = Shape::THREADS;
-    constexpr int UNITS = Shape::UNITS, LINE = Shape::LINE, X_LINE = Shape::X_LINE, KEPT = Shape::KEPT, SIZE = Shape::SIZE;
+    constexpr int UNITS = Shape::UNITS, LINE = Shape::LINE, X_LINE = Shape::X_LINE, KEPT = Shape::KEPT,
+                  SIZE = Shape::SIZE;
     constexpr bool IS_FAST = P::PER_WORD == 2, IS_LSTM = is_same<Cell, Lstm>, RESETS_LAST = is_same<Cell, GruAfter>;
     static_assert(H <= UNITS * BLOCKS, "a warp for every unit");
     static_assert(F == 0 || is_same<T, typename P::Number>, "features are multiplied as they come");
@@ -151,7 +140,7 @@ __global__ void __launch_bounds__(32 * WARPS, (Recurrence<Cell, P, T, H, F, WARP
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     const int rank = BLOCKS > 1 ? cluster_rank() : 0, own = rank * UNITS;  // the block's first unit
-    const int in_block = OCTET * warp + 2 * q, unit = own + in_block;      // the lane's first
+    const int in_block = OCTET * warp + 2 * q, unit = own + in_block;      // the lane's first unit
     const unsigned d = blockIdx.x / BLOCKS % D;
     const long long first = static_cast<long long>(blockIdx.x / BLOCKS / D) * rows;
     const int there = N - first < rows ? static_cast<int>(N - first) : rows, used = (there + TILE - 1) / TILE;
@@ -159,7 +148,7 @@ __global__ void __launch_bounds__(32 * WARPS, (Recurrence<Cell, P, T, H, F, WARP
     const long long start = goes_back ? S - 1 : 0, way = goes_back ? -1 : 1;
     const long long x_step = F ? F : static_cast<long long>(D) * G * H, x_row = S * x_step;
     const long long y_row = (has_all ? S : 1) * D * H;
-    const long long part = static_cast<long long>(d) * BLOCKS + rank;  // of the weights
+    const long long part = static_cast<long long>(d) * BLOCKS + rank;  // this block's slice of the weights
     x += first * x_row + start * x_step + (F ? 0 : d * G * H + own);
     y += first * y_row + ((has_all ? start : 0) * D + d) * H + unit;
 
@@ -170,21 +159,21 @@ __global__ void __launch_bounds__(32 * WARPS, (Recurrence<Cell, P, T, H, F, WARP
         const uint2 two = R[i * 32];
         held[i / STEPS][i % STEPS][0] = two.x, held[i / STEPS][i % STEPS][1] = two.y;
     }
-    float2 added = {0.0f, 0.0f};  // to a GruAfter's last sum
+    float2 added = {0.0f, 0.0f};  // bias of a GruAfter's candidate gate
     if (RESETS_LAST && inside != nullptr) added = load2(inside + part * UNITS + in_block);
 
     const auto meet = [] {
         if constexpr (BLOCKS > 1) wait_for_cluster();
         else __syncthreads();
     };
-    const auto bring = [&](int stage) {  // what x now points to
-        constexpr int PIECE = Shape::PIECE, NUMBERS = PIECE / SIZE, PIECES = (F ? F : UNITS) / NUMBERS;  // of a run
+    const auto bring = [&](int stage) {  // copies the step at x to shared memory
+        constexpr int PIECE = Shape::PIECE, NUMBERS = PIECE / SIZE, PIECES = (F ? F : UNITS) / NUMBERS;  // per run
         for (int i = threadIdx.x; i < used * TILE * Shape::RUNS * PIECES; i += THREADS) {
             const int row = i / (Shape::RUNS * PIECES), run = i / PIECES % Shape::RUNS, at = i % PIECES * NUMBERS;
             const bool is_there = row < there && (F || own + at < H);
             const T* const from = is_there ? x + row * x_row + run * H + at : x;
             char* const to = given + (stage * rows + row) * X_LINE + (run * UNITS + at) * SIZE;
-            if constexpr (PIECE == 2) *reinterpret_cast<T*>(to) = is_there ? *from : T{};  // no copy is as narrow
+            if constexpr (PIECE == 2) *reinterpret_cast<T*>(to) = is_there ? *from : T{};  // cp.async needs 4 B
             else copy_async<PIECE>(to, from, is_there ? PIECE : 0);
         }
         close_copies();
@@ -209,7 +198,7 @@ __global__ void __launch_bounds__(32 * WARPS, (Recurrence<Cell, P, T, H, F, WARP
                                                   first_of(from, row + 8, unit), first_of(from, row + 8, unit + 1)};
     }
     if constexpr (F > 0) {
-        constexpr int SPARE = X_STEPS * P::STEP - F;  // columns behind the features: they are multiplied, too
+        constexpr int SPARE = X_STEPS * P::STEP - F;  // zero padding up to a whole k step
         for (int i = threadIdx.x; i < 2 * rows * SPARE; i += THREADS)
             reinterpret_cast<T*>(given + i / max(SPARE, 1) * X_LINE)[F + i % max(SPARE, 1)] = T{};
         W += part * WARPS * G * X_STEPS * 32;
@@ -223,7 +212,7 @@ __global__ void __launch_bounds__(32 * WARPS, (Recurrence<Cell, P, T, H, F, WARP
     for (long long step = 0; step < S; ++step) {
         const int stage = step % 2;
         wait_for_copies<0>();
-        meet();  // states and what is given are there, and nobody still reads those of the step before
+        meet();  // states and inputs have arrived; the previous step's reads are done
         if (step + 1 < S) bring(stage ^ 1);
         const char* const last = states + stage * buffer + lane % 16 * LINE + lane / 16 * 16;
         const int next = (stage ^ 1) * buffer + g * LINE + unit / P::PER_WORD * 4;
@@ -240,12 +229,14 @@ __global__ void __launch_bounds__(32 * WARPS, (Recurrence<Cell, P, T, H, F, WARP
                 float4* const at = kept + 2 * t * THREADS + threadIdx.x;
                 const float4 state = at[0];
 #pragma unroll
-                for (int i = 0; i < 4; ++i) v[0][i] = sigmoid_of<IS_FAST>(v[0][i]), v[1][i] = sigmoid_of<IS_FAST>(v[1][i]);
+                for (int i = 0; i < 4; ++i)
+                    v[0][i] = sigmoid_of<IS_FAST>(v[0][i]), v[1][i] = sigmoid_of<IS_FAST>(v[1][i]);
                 at[THREADS] = {v[0][0], v[0][1], v[0][2], v[0][3]};
                 if (unit < H) {
                     const float right[2] = {v[1][1] * state.y, v[1][3] * state.w};
                     store_states<P, BLOCKS>(reset + TILE * t * LINE, v[1][0] * state.x, unit + 1 < H ? right[0] : 0.0f);
-                    store_states<P, BLOCKS>(reset + (TILE * t + 8) * LINE, v[1][2] * state.z, unit + 1 < H ? right[1] : 0.0f);
+                    store_states<P, BLOCKS>(reset + (TILE * t + 8) * LINE, v[1][2] * state.z,
+                                            unit + 1 < H ? right[1] : 0.0f);
                 }
             }
             meet();
@@ -264,7 +255,7 @@ __global__ void __launch_bounds__(32 * WARPS, (Recurrence<Cell, P, T, H, F, WARP
 #pragma unroll
                 for (int i = 0; i < 4; ++i) made[i] = fmaf(z[i], state[i], (1.0f - z[i]) * tanh_of<IS_FAST>(v[0][i]));
             } else {
-                float v[G][4], apart[4] = {};  // apart: what the input gives to a GruAfter's last gate
+                float v[G][4], apart[4] = {};  // apart: input part of a GruAfter's candidate gate
                 take_given<Shape, 0>(v, now + TILE * t * X_LINE, own_words, own_shifts);
                 if constexpr (RESETS_LAST) {
 #pragma unroll
@@ -307,5 +298,5 @@ __global__ void __launch_bounds__(32 * WARPS, (Recurrence<Cell, P, T, H, F, WARP
         }
         if (has_all) y += way * static_cast<long long>(D) * H;
     }
-    if constexpr (BLOCKS > 1) wait_for_cluster();  // others may still write here
+    if constexpr (BLOCKS > 1) wait_for_cluster();  // other blocks may still store here
 }

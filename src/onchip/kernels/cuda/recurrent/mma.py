@@ -1,5 +1,4 @@
-"""LSTM, GRU and RNN of many sequences on a GPU's tensor cores, with the product before them: the host side of
-recurrent/mma.cu."""
+"""LSTM, GRU and RNN over many sequences on tensor cores, input gemm fused: host side of recurrent/mma.cu."""
 
 from __future__ import annotations
 
@@ -38,14 +37,14 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-TILE, OCTET = 16, 8  # sequences and units of an instruction
-FRAGMENT_BYTES = 256  # of a gate of 8 units, of a step of k
+TILE, OCTET = 16, 8  # sequences and units per mma
+FRAGMENT_BYTES = 256  # per gate of 8 units and k step
 GATES = {"Lstm": 4, "GruAfter": 3, "GruBefore": 3, "RnnTanh": 1, "RnnRelu": 1}
-MOST_WARPS = {64: 16, 128: 8}  # of a multiprocessor, by words of the recurrence that a lane holds, at most
-REGISTERS = 65536  # of a multiprocessor
-RESERVED_BYTES = 1024  # of shared memory, of every block
-# Measured on an H200, LSTM of 128 units, 1 to 16,384 sequences: what a step takes besides its tiles, and the share of
-# the tensor cores' rate that tiles reach, gates included, by the k's of an instruction.
+MOST_WARPS = {64: 16, 128: 8}  # per SM, by the most 32-bit words of recurrent weights per lane
+REGISTERS = 65536  # per SM
+RESERVED_BYTES = 1024  # of shared memory, per block
+# Measured on an H200, LSTM of 128 units, 1 to 16,384 sequences: time of a step apart from its tiles, and the share of
+# tensor core peak that tiles reach, gates included, by K per mma.
 STEP_US, RATE = 0.5, {16: 0.6, 8: 0.33}
 
 
@@ -53,12 +52,12 @@ STEP_US, RATE = 0.5, {16: 0.6, 8: 0.33}
 class RecurrentMmaLowering(RecurrentShape):
     """recurrent_mma(x, R, inside, first_h, first_c, y, W, bias, N, S, D, tiles, backwards, output)"""
 
-    features: int  # of a step's input; 0: x is what the input gives to the gates
+    features: int  # per step; 0: x holds gate pre-activations
     has_input_bias: bool
     precision: str
-    units: int  # multiprocessors
+    units: int  # SMs
     shared_limit: int
-    most_blocks: int  # of a cluster
+    most_blocks: int  # per cluster
 
     @property
     def computed(self) -> Precision:
@@ -70,30 +69,30 @@ class RecurrentMmaLowering(RecurrentShape):
 
     @property
     def most_warps(self) -> int:
-        """Of a multiprocessor; 0: a lane has no room for its part of the recurrence."""
+        """Warps per SM; 0: the recurrent weights of a lane do not fit in registers."""
         words = 2 * self.gates * _steps(self.H, self.computed)
         return next((warps for most, warps in MOST_WARPS.items() if words <= most), 0)
 
     @property
     def blocks(self) -> int:
-        """Of a cluster, so that all units find a warp; 0: they do not."""
+        """Blocks per cluster, so that every unit has a warp; 0: too many units."""
         counts = (1 << i for i in range(self.most_blocks.bit_length()))
         octets = math.ceil(self.H / OCTET)
         return next((count for count in counts if math.ceil(octets / count) <= self.most_warps), 0)
 
     @property
     def warps(self) -> int:
-        """Of a block."""
+        """Warps per block."""
         return math.ceil(math.ceil(self.H / OCTET) / self.blocks)
 
     @property
     def blocks_at_a_time(self) -> int:
-        """Of a multiprocessor."""
+        """Resident blocks per SM."""
         return self.most_warps // self.warps
 
     @property
     def tile_bytes(self) -> int:
-        """Of shared memory."""
+        """Shared memory per tile."""
         buffers, kept = {"GruBefore": (3, 2), "Lstm": (2, 1), "GruAfter": (2, 1)}.get(self.cell, (2, 0))
         given = OCTET * DTYPE_BYTES[self.dtype] * (self.gates * self.warps | 1)
         if self.features:
@@ -102,7 +101,7 @@ class RecurrentMmaLowering(RecurrentShape):
 
     @property
     def weight_bytes(self) -> int:
-        """Of shared memory: of features."""
+        """Shared memory of the input weights and biases."""
         if not self.features:
             return 0
         fragments = self.gates * self.warps * _steps(self.features, self.computed)
@@ -110,7 +109,7 @@ class RecurrentMmaLowering(RecurrentShape):
 
     @property
     def most_tiles(self) -> int:
-        """Of a block, as fit into shared memory with the other blocks of a multiprocessor."""
+        """Tiles per block that fit in shared memory next to the SM's other blocks."""
         room = (self.shared_limit + RESERVED_BYTES) // self.blocks_at_a_time - RESERVED_BYTES
         return max(0, room - self.weight_bytes) // self.tile_bytes
 
@@ -119,16 +118,16 @@ class RecurrentMmaLowering(RecurrentShape):
         return self.blocks > 0 and self.most_tiles > 0
 
     def rounds(self, N: int, tiles: int) -> int:
-        """How often every multiprocessor has as many blocks as it can have."""
+        """Waves of blocks."""
         at_a_time = max(1, self.units * self.blocks_at_a_time // self.blocks)
         return math.ceil(math.ceil(N / (TILE * tiles)) * self.D / at_a_time)
 
     def tiles_for(self, N: int) -> int:
-        """Of a block: what should be done first, if a step takes one tile's time besides. All make the same bits."""
+        """Tiles per block with the least estimated time; a step costs one extra tile. The choice changes no bit."""
         return min(range(1, self.most_tiles + 1), key=lambda tiles: self.rounds(N, tiles) * (1 + tiles))
 
     def run_us(self, N: int, tile_us: float) -> float:
-        """tile_us: of a tile, of all blocks that share a multiprocessor"""
+        """tile_us: time of one tile of all blocks that share an SM"""
         tiles = self.tiles_for(N)
         return self.rounds(N, tiles) * self.S * (STEP_US + tiles * tile_us)
 
@@ -160,12 +159,12 @@ class RecurrentMmaLowering(RecurrentShape):
 
 
 def _steps(K: int, computed: Precision) -> int:
-    """Of a sum."""
+    """K steps of a sum."""
     return math.ceil(K / computed.step)
 
 
 def _line_bytes(K: int, computed: Precision) -> int:
-    """Of numbers that are multiplied, of a sequence."""
+    """Row pitch of one sequence's mma operands in shared memory."""
     return 32 * _steps(K, computed) + 16
 
 
@@ -175,7 +174,7 @@ class RecurrentMma:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """A recurrent layer, or a Linear and the recurrent layer that alone reads it."""
+        """A recurrent layer, or a Linear and the recurrent layer that is its only reader."""
         first, *others = itertools.islice(net.nodes_from(start), 2)
         is_product = isinstance(first.layer, Linear)
         nodes = [first, *others] if is_product else [first]
@@ -190,7 +189,7 @@ class RecurrentMma:
             if nodes[1].inputs.count(first.name) > 1 or nodes[1].inputs[0] != first.name or not is_closed(net, nodes):
                 return
             if shape.dtype != computed.dtype:
-                return  # features are multiplied as they come
+                return  # features are mma operands as stored
             features = int(net.types[first.inputs[0]].shape[-1])
             values = tuple(dict.fromkeys((first.inputs[0], *nodes[1].inputs[1:])))
             shape = replace(shape, states=tuple(values.index(state) for state in nodes[1].inputs[1:]))
@@ -210,9 +209,9 @@ class RecurrentMma:
 def _claim(net: Network, nodes: list[Node], lowering: RecurrentMmaLowering, device: Device, job: Job) -> Claim:
     recipes, computed = _recipes(net, nodes, lowering), lowering.computed
     is_split, N = computed.parts > 1, job.batch * lowering.sequences
-    flop = sum(map(net.row_flop, nodes)) * (3 if is_split else 1)  # three products of tf32 for one of fp32
+    flop = sum(map(net.row_flop, nodes)) * (3 if is_split else 1)  # 3xTF32
     rate = device.flops["tf32" if is_split else job.precision]
-    step_flop = TILE * flop / (lowering.sequences * lowering.S * lowering.D) / lowering.blocks  # of a tile
+    step_flop = TILE * flop / (lowering.sequences * lowering.S * lowering.D) / lowering.blocks  # per tile
     tile_us = step_flop * lowering.blocks_at_a_time / (RATE[computed.step] * rate / device.units) * 1e6
     values = dict.fromkeys(value for node in nodes for value in node.inputs if value != nodes[0].name)
     kind = nodes[-1].layer.kind
@@ -268,9 +267,9 @@ def _recipes(net: Network, nodes: list[Node], lowering: RecurrentMmaLowering) ->
 
 @recipe_op
 def gate_fragments(weight: Array, precision: str, gates: int, units: int, octets: int) -> Array:
-    """(D * gates * units, K), or with D apart -> (D, octets of units, gates, steps of k, lanes, 2 words) in a row.
+    """(D * gates * units, K), or with an axis D -> flat (D, octets of units, gates, k steps, lanes, 2 words).
 
-    Zeros stand where there is no unit and no k.
+    Padding units and k are zero.
     """
     computed, K = PRECISIONS[precision], weight.shape[-1]
     given = weight.reshape(-1, gates, units, K)
@@ -280,14 +279,14 @@ def gate_fragments(weight: Array, precision: str, gates: int, units: int, octets
         padded = narrowed(padded, computed.dtype)
     elif computed.parts == 1:
         padded = round_tf32(padded)
-    # Lane (g, q) has word q of both halves of a step, of unit g.
+    # Lane (g, q) holds word q of both halves of a k step, for unit g.
     words = padded.reshape(len(given), gates, octets, OCTET, -1, 2, 4, computed.per_word)
     return np.ascontiguousarray(words.transpose(0, 2, 1, 4, 3, 6, 5, 7)).ravel()
 
 
 @recipe_op
 def gate_shifts(bias: Array, gates: int, units: int, blocks: int, octets: int) -> Array:
-    """(D * gates * units), or with D apart -> (D, blocks, gates, units of a block) in a row, zeros where none is."""
+    """(D * gates * units), or with an axis D -> flat (D, blocks, gates, units of a block), zero padded."""
     given = bias.reshape(-1, gates, units)
     padded = np.zeros((len(given), gates, octets * OCTET), np.float32)
     padded[:, :, :units] = given

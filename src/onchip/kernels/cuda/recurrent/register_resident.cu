@@ -1,22 +1,22 @@
-// recurrent/register_resident.cu: an LSTM, a GRU or an RNN of few sequences, all steps in one launch; the recurrence stays on the chip.
+// recurrent/register_resident.cu: LSTM, GRU or RNN over few sequences, all time steps in one launch; recurrent weights
+// stay in registers.
 //
-// Idea    The blocks of a cluster have some units each, and their part of the recurrence in registers from the first step
-//         to the last. SLICES neighbouring lanes share a unit: each multiplies PIECES times four states, of NS sequences,
-//         with all gates of it, and the lanes' sums are added up in a tree that leaves each lane with one sequence. Its
-//         next state goes to the shared memory of every block of the cluster; a barrier ends the step.
-//         What the input gives to the gates is a product of its own before this kernel, and is read a step ahead.
-// Floor   What is read and written: one sequence of 64 steps of an LSTM of 128 units has 164 KB, which is nothing: a step is
-//         a chain of multiplications, three activations, and the way to the other blocks and back, some 0.5 us.
-// Order   A lane's terms, four neighbours of every SLICES times four, in order; then lanes in a tree; then the input's part
-//         is added. Neither NS nor the number of blocks decides anything.
+// Idea    Each block of a cluster owns `units` units and holds their recurrent weights in registers from the first step
+//         to the last. SLICES adjacent lanes share a unit: each multiplies PIECES * 4 states of NS sequences by all
+//         gates' weights. A shuffle tree reduces the lanes' sums and leaves each lane one sequence. Its next state goes
+//         to the shared memory of every block of the cluster (DSMEM); a barrier ends the step. The input gemm is a
+//         separate kernel; its output is loaded one step ahead.
+// Floor   Latency: one sequence of 64 steps of an LSTM of 128 units moves only 164 KB. A step is a chain of FFMAs,
+//         three activations and a DSMEM round trip, some 0.5 us.
+// Order   A lane's K elements in order, then a tree over lanes, then the input. Independent of NS and blocks.
 // Layout  As in recurrent/simt.cu.
 // Shared  2 * NS * 4 * SLICES * PIECES floats: 8 KB for 128 units and 8 sequences.
-// Limits  H <= 4 * SLICES * PIECES; `units` of them a block, SLICES lanes each, MOST threads at most; not of a GruBefore;
-//         float32, float16, bfloat16; NS <= SLICES; more than one block from sm_90 on, one from sm_80 on.
+// Limits  H <= 4 * SLICES * PIECES; units * SLICES <= MOST threads; no GruBefore; NS <= SLICES; float32, float16,
+//         bfloat16; blocks > 1 from sm_90 on, else sm_80 up.
 #include "mma/cluster.cuh"
 #include "recurrent/cells.cuh"
 
-// Adds up what SLICES lanes have of COUNT sequences' gates: each lane keeps the sums of one, in v[.][0].
+// Reduces COUNT sequences' gate sums over SLICES lanes. Each lane ends with the sums of one sequence, in v[.][0].
 template <int COUNT, int MASK, int G, int NS>
 __device__ __forceinline__ void add_up(float (&v)[G][NS], int slice) {
     if constexpr (MASK > 0) {
@@ -38,14 +38,14 @@ __device__ __forceinline__ void add_up(float (&v)[G][NS], int slice) {
     }
 }
 
-// blocks   of a cluster
-// backwards  whether the first direction begins at the end; a second one does
+// blocks   per cluster
+// backwards  direction 0 runs from the last step to the first; direction 1 always does
 // output   0: every step, 1: the last state, 2: the last cell
 template <class Cell, class T, int SLICES, int PIECES, int NS, int MOST>
 __global__ void __launch_bounds__(MOST)
     recurrent_held(const T* x, const float* R, const float* bias, const T* first_h, const T* first_c, T* y, long long N,
                    long long S, unsigned D, int H, int units, unsigned blocks, unsigned backwards, unsigned output) {
-    constexpr int G = GATES<Cell>, PADDED = 4 * SLICES * PIECES, ALIKE = SLICES / NS;  // lanes that have the same sums
+    constexpr int G = GATES<Cell>, PADDED = 4 * SLICES * PIECES, ALIKE = SLICES / NS;  // lanes with the same sums
     static_assert(ALIKE * NS == SLICES, "as many lanes for each sequence");
     __shared__ __align__(16) float states[2][NS][PADDED];
     const int slice = threadIdx.x % SLICES, unit = cluster_rank() * units + threadIdx.x / SLICES;
@@ -111,13 +111,14 @@ __global__ void __launch_bounds__(MOST)
         if (has_unit) {
             float* const to = &states[(step + 1) % 2][slice / ALIKE][unit];
             if (blocks == 1 && slice % ALIKE == 0) *to = state;
-            for (unsigned block = slice % ALIKE; blocks > 1 && block < blocks; block += ALIKE) store_to_block(to, block, state);
+            for (unsigned block = slice % ALIKE; blocks > 1 && block < blocks; block += ALIKE)
+                store_to_block(to, block, state);
         }
         if (output == 0 && is_there && slice % ALIKE == 0) store_wide(y, state);
         y += way * static_cast<long long>(D) * H;
         if (blocks > 1) wait_for_cluster();
         else __syncthreads();
     }
-    y += own - ((mine * S + start + way * S) * D + d) * H - unit;  // back, and to the last state's place
+    y += own - ((mine * S + start + way * S) * D + d) * H - unit;  // rewind to the offset of the last state
     if (output != 0 && is_there && slice % ALIKE == 0) store_wide(y, output == 2 ? cell : state);
 }

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN of few sequences on a GPU: the host side of recurrent/register_resident.cu."""
+"""LSTM, GRU and RNN over few sequences: host side of recurrent/register_resident.cu."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 WITHOUT_CLUSTERS = ("sm_80", "sm_86", "sm_89")
-TERMS, LEAST_SLICES, MOST_SLICES = 16, 4, 32  # of a lane's sum; lanes of a unit
-THREADS, MOST_THREADS, MOST_BLOCKS = 256, 512, 8  # wanted, and at most, of a block; blocks of a cluster
-MOST_SEQUENCES = {THREADS: 8, MOST_THREADS: 4}  # of a cluster
-# Measured on an H200, LSTM of 128 units, at 1 to 4,096 sequences: a step, by threads of a block, and what each sequence
-# of a cluster adds to it.
+TERMS, LEAST_SLICES, MOST_SLICES = 16, 4, 32  # K elements per lane; lanes per unit
+THREADS, MOST_THREADS, MOST_BLOCKS = 256, 512, 8  # per block: preferred, at most; blocks per cluster
+MOST_SEQUENCES = {THREADS: 8, MOST_THREADS: 4}  # per cluster
+# Measured on an H200, LSTM of 128 units, 1 to 4,096 sequences: time of a step, by threads per block, and the time each
+# sequence of a cluster adds to it.
 STEP_US, SEQUENCE_US = {THREADS: 0.75, MOST_THREADS: 1.1}, 0.23
 
 
@@ -41,8 +41,8 @@ STEP_US, SEQUENCE_US = {THREADS: 0.75, MOST_THREADS: 1.1}, 0.23
 class HeldLowering(RecurrentShape):
     """recurrent_held(x, R, bias, first_h, first_c, y, N, S, D, H, units, blocks, backwards, output)"""
 
-    units: int  # multiprocessors
-    most_blocks: int  # of a cluster
+    units: int  # SMs
+    most_blocks: int  # per cluster
 
     @property
     def slices(self) -> int:
@@ -53,25 +53,25 @@ class HeldLowering(RecurrentShape):
         return math.ceil(math.ceil(self.H / blocks) * self.slices / 32) * 32
 
     def fitting(self, threads: int) -> list[int]:
-        """The numbers of blocks that leave one with no more threads, and so the recurrence in its registers."""
+        """Cluster sizes at which a block has at most this many threads, so its recurrent weights fit in registers."""
         counts = [1 << i for i in range(self.most_blocks.bit_length())] if self.slices <= MOST_SLICES else []
         return [count for count in counts if self.threads_of(count) <= threads]
 
     def blocks_for(self, N: int) -> int:
-        """Of a cluster: few sequences are done sooner by small blocks, many by few blocks that tell each other less.
-        All make the same bits."""
+        """Blocks per cluster: few sequences run faster on small blocks, many on few blocks with less exchange.
+        The choice changes no bit."""
         small, large = self.fitting(THREADS), self.fitting(MOST_THREADS)
         return small[0] if small and N * self.D * small[0] <= self.units else large[0]
 
     def sequences_for(self, N: int) -> int:
-        """Of a cluster: one, or as many as let all clusters run at a time, a block on a multiprocessor."""
+        """Sequences per cluster: one, or enough that all clusters fit in one wave at one block per SM."""
         blocks = self.blocks_for(N)
         most = min(MOST_SEQUENCES[_most_threads(self.threads_of(blocks))], self.slices)
         wanted = math.ceil(N * self.D / max(1, self.units // blocks))
         return min(most, 1 << (max(1, wanted) - 1).bit_length())
 
     def round_us(self, N: int) -> float:
-        """Of all steps of as many clusters as run at a time."""
+        """Time of one wave of clusters, all steps."""
         return self.S * (
             STEP_US[_most_threads(self.threads_of(self.blocks_for(N)))] + SEQUENCE_US * self.sequences_for(N)
         )
@@ -97,14 +97,14 @@ class HeldLowering(RecurrentShape):
 
 
 def _most_threads(threads: int) -> int:
-    """Of a block, as it is compiled for."""
+    """The thread count that the block is compiled for."""
     return THREADS if threads <= THREADS else MOST_THREADS
 
 
 class RecurrentHeld:
     name = "recurrent_held"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # it computes in float32
+    precisions = tuple(PRECISIONS)  # accumulates in float32
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]

@@ -1,20 +1,18 @@
-// recurrent/simt.cu: an LSTM, a GRU or an RNN, all steps of its sequences in one launch.
+// recurrent/simt.cu: LSTM, GRU or RNN on the CUDA cores, all time steps in one launch.
 //
-// Idea    A block has some sequences of one direction and walks through their steps; their states stay in shared memory.
-//         A thread makes the gates of a unit for ROWS sequences at once, so that a number of the recurrence that it
-//         reads, through L1 or L2, serves ROWS products and a state that it reads, from shared memory, serves all gates.
-//         What the input gives to the gates is a product of its own before this kernel, and is fetched a step ahead.
-// Floor   2 G H^2 flop a sequence, step and direction: 4,096 sequences of 64 steps, LSTM, H = 128: 34.4 Gflop / 67 Tflop/s
-//         = 513 us; x and y are 671 MB in float32, 140 us at 4.8 TB/s. Few sequences wait for the recurrence instead: a
-//         block reads all of it, 262 KB here, at every step.
-// Order   A gate's sum runs over the units in order, in parts of CHUNK that are added in order, then the input's part is
-//         added: the same whatever ROWS is.
-// Layout  x (N, S, D, G, H), states before the first step (N, D, H) or none, y (N, S, D, H) or, of the last step,
-//         (N, D, H). R (D, H from, H to, G); of GruBefore z and r (D, H, H, 2), then n (D, H, H). Gates are in the order of
-//         network/layers/recurrent.py.
-// Shared  2 H * sequences of the block for the states, and H * sequences for cells or for z.
-// Limits  Sizes are run-time values; float32, float16, bfloat16 in float32, float64; states of one sequence at least must
-//         fit: H up to 19,370 with 227 KB, half of that in float64; sm_80 up.
+// Idea    A block steps through some sequences of one direction; their states stay in shared memory. A thread computes
+//         the gates of a unit for ROWS sequences: each recurrent weight loaded (L1/L2) serves ROWS FFMAs, each state
+//         loaded (shared memory) serves all gates. The input gemm is a separate kernel; its output is prefetched to L2
+//         one step ahead.
+// Floor   2 G H^2 flop per sequence, step and direction: 4,096 sequences of 64 steps, LSTM, H = 128: 34.4 Gflop /
+//         67 Tflop/s = 513 us; x and y are 671 MB in float32, 140 us at 4.8 TB/s. Few sequences: each block reads all
+//         of R, 262 KB here, per step.
+// Order   Units in order, in partial sums of CHUNK added in order; then the input is added. Independent of ROWS.
+// Layout  x (N, S, D, G, H); initial states (N, D, H) or null; y (N, S, D, H), or (N, D, H) for the last step; gates
+//         as in network/layers/recurrent.py. R (D, H from, H to, G); GruBefore: z, r (D, H, H, 2), then n (D, H, H).
+// Shared  2 H * sequences of the block for the states, and H * sequences for cells or z.
+// Limits  Run-time sizes; float32, float16, bfloat16 accumulate in float32, float64 in float64; H up to 19,370 with
+//         227 KB, half of that in float64; sm_80 up.
 #include "recurrent/cells.cuh"
 
 constexpr int THREADS = 256, CHUNK = 64;
@@ -67,8 +65,8 @@ __device__ __forceinline__ void fetch(const T* at) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
-// lanes    threads that share the units of a sequence, a power of 2; THREADS / lanes groups have ROWS sequences each
-// backwards  whether the first direction begins at the end; a second one does
+// lanes    threads that share the units of a sequence, a power of 2; THREADS / lanes groups of ROWS sequences each
+// backwards  direction 0 runs from the last step to the first; direction 1 always does
 // output   0: every step, 1: the last state, 2: the last cell
 template <class Cell, class T, int ROWS>
 __global__ void __launch_bounds__(THREADS)
@@ -77,7 +75,7 @@ __global__ void __launch_bounds__(THREADS)
               unsigned output) {
     using W = wide_t<T>;
     constexpr bool IS_LSTM = is_same<Cell, Lstm>, RESETS_FIRST = is_same<Cell, GruBefore>;
-    constexpr int G = GATES<Cell>, TOGETHER = RESETS_FIRST ? 2 : G;  // gates; those summed up at once
+    constexpr int G = GATES<Cell>, TOGETHER = RESETS_FIRST ? 2 : G;  // gates; those summed in one pass
     extern __shared__ uint4 words[];
     const int H = units, stride = THREADS / lanes * ROWS;  // sequences of the block
     const int lane = threadIdx.x % lanes, mine = threadIdx.x / lanes * ROWS;  // first sequence of the thread
@@ -86,7 +84,7 @@ __global__ void __launch_bounds__(THREADS)
     W* kept = next + H * stride;  // cells, or z of a GruBefore
     const unsigned d = blockIdx.x % D;
     const long long begin = blockIdx.x / D * static_cast<long long>(stride) + mine;
-    const long long left = N - begin;  // sequences that there are for the thread, if below ROWS
+    const long long left = N - begin;  // valid sequences of the thread, if below ROWS
     const long long x_step = static_cast<long long>(D) * G * H;
     const bool goes_back = backwards || d == 1;
     x += (begin * S * D + d) * G * H;
@@ -134,7 +132,7 @@ __global__ void __launch_bounds__(THREADS)
             }
         }
         __syncthreads();
-        if constexpr (RESETS_FIRST) {  // n, of r h; a thread alone reads and writes its units' states
+        if constexpr (RESETS_FIRST) {  // n, from r h; each thread reads and writes only its own units' states
             for (int u = lane; u < H; u += lanes) {
                 alignas(16) W total[1][ROWS];
                 add_units(total, late, next + mine, H, u, stride);

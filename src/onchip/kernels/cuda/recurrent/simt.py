@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN on a GPU: the host side of recurrent/simt.cu."""
+"""LSTM, GRU and RNN on CUDA cores: host side of recurrent/simt.cu."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, CHUNK = 256, 64  # as in recurrent/simt.cu
-MOST_ROWS = {4: 8, 8: 4}  # sequences of a thread, by the bytes of a number that it computes with
+MOST_ROWS = {4: 8, 8: 4}  # sequences per thread, by accumulator bytes
 OUTPUTS = ("sequence", "last", "cell")
-# Measured on an H200, LSTM of 128 units: few sequences take 16 us a step, most of that to read the recurrence; 4,096
-# run at this share of the device's rate.
+# Measured on an H200, LSTM of 128 units: few sequences take 16 us per step, mostly to read the recurrent weights; 4,096
+# sequences reach this share of the fp32 peak.
 STEP_US, READ_BYTES_US = 1.0, 1.7e4
 RATE = 0.57
 
 
 @dataclass(frozen=True)
 class RecurrentShape:
-    """What any kernel has to know of a layer."""
+    """Shape of a recurrent layer, for every kernel of this package."""
 
-    cell: str  # its struct in recurrent/cells.cuh
+    cell: str  # struct in recurrent/cells.cuh
     dtype: str
-    sequences: int  # of a row of the batch
+    sequences: int  # per batch row
     S: int
     D: int
     H: int
     is_reverse: bool
     output: str
     has_bias: bool
-    states: tuple[int, ...]  # which inputs they are
+    states: tuple[int, ...]  # input indices of the initial states
 
     @staticmethod
     def of(net: Network, node: Node) -> RecurrentShape:
@@ -103,7 +103,7 @@ class RecurrentLowering(RecurrentShape):
         return buffers * self.H * THREADS // self.lanes * rows * self.wide_bytes
 
     def rows_for(self, N: int) -> int:
-        """Sequences of a thread: as many as fit, but for those that leave multiprocessors without a block."""
+        """Sequences per thread: as many as fit in shared memory while every SM still gets a block."""
         rows = MOST_ROWS[self.wide_bytes]
         while rows > 1 and (
             self.shared_bytes(rows) > self.shared_limit or -(-N // (THREADS // self.lanes * rows)) * self.D < self.units
@@ -127,7 +127,7 @@ class RecurrentLowering(RecurrentShape):
 class RecurrentAlone:
     name = "recurrent"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+    precisions = tuple(PRECISIONS)  # accumulates in float32, or in float64
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
@@ -151,7 +151,7 @@ class RecurrentAlone:
             self.name, f"{self.name}<{layer.kind},{shape.H}>", (node.name,),
             Price(
                 net.row_flop(node), moved_bytes(net, node), sum(recipe.nbytes for recipe in recipes.values()),
-                rate=RATE * device.flops["fp32"] / device.flops[job.precision],  # it computes in float32
+                rate=RATE * device.flops["fp32"] / device.flops[job.precision],  # fp32 FFMA at any precision
                 least_us=shape.S * step_us, why_slow="steps wait for each other",
             ),
             f"{shape.S} steps in one launch", recipes,
@@ -161,7 +161,7 @@ class RecurrentAlone:
 
 
 def moved_bytes(net: Network, node: Node) -> int:
-    """Of a row."""
+    """Bytes per batch row, inputs and output."""
     return sum(net.types[value].row_bytes for value in (*dict.fromkeys(node.inputs), node.name))
 
 
@@ -186,7 +186,7 @@ def _cell(layer: Recurrent) -> str:
 
 @recipe_op
 def turned_gates(recurrence: Array, late: int) -> Array:
-    """(D, G * H, H) -> (D * G * H * H,): from unit, to unit, gate; the last `late` of G * H behind all others."""
+    """(D, G * H, H) -> (D * G * H * H,): from unit, to unit, gate; the last `late` of G * H follow all others."""
     D, width, H = recurrence.shape
     parts = [recurrence[:, : width - late], recurrence[:, width - late :]]
     return np.concatenate([part.reshape(D, -1, H, H).transpose(0, 3, 2, 1).ravel() for part in parts])

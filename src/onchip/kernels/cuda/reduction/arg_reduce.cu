@@ -1,11 +1,10 @@
-// reduction/arg_reduce.cu: where the largest or the smallest number stands along an axis: (outer, N, inner) becomes (outer, inner).
+// reduction/arg_reduce.cu: argmax or argmin along an axis: (outer, N, inner) -> (outer, inner).
 //
-// Idea    A warp shares a row (inner = 1), each lane every 32nd number; a thread has a column (inner > 1), neighbours
-//         beside neighbours. Whoever compares has a number and its place.
-// Floor   Every number is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us.
-// Order   None: of equal numbers the place decides, the lowest or the highest. A NaN stands before all numbers.
-// Layout  x (outer, N, inner), y (outer, inner) of int64, row-major.
-// Shared  None.
+// Idea    inner = 1: a warp per row, each lane every 32nd element. inner > 1: a thread per column, coalesced.
+//         Comparisons carry (value, index).
+// Floor   Each element is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us.
+// Order   Irrelevant: ties go to the lowest or the highest index. NaN wins over all values.
+// Layout  x (outer, N, inner), y (outer, inner) int64, row-major.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
 #include "common/accumulator.cuh"
 
@@ -17,8 +16,8 @@ struct Found {
     long long at;
 };
 
-// IS_MIN  the smallest is looked for; else the largest
-// LAST    of equals the last one counts; else the first
+// IS_MIN  argmin; else argmax
+// LAST    ties go to the last index; else to the first
 template <bool IS_MIN, bool LAST, class W>
 __device__ __forceinline__ bool comes_first(const Found<W>& a, const Found<W>& b) {
     const bool a_nan = a.v != a.v, b_nan = b.v != b.v;
@@ -34,7 +33,7 @@ __global__ void __launch_bounds__(THREADS) argument_rows(const T* x, long long* 
     const int lane = threadIdx.x % 32;
     for (long long row = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) / 32; row < outer; row += step) {
         const T* from = x + row * N;
-        const long long first = lane < N ? lane : 0;  // a lane without a number has the first one
+        const long long first = lane < N ? lane : 0;  // lanes past N duplicate element 0
         Found<W> best{load_wide(from + first), first};
 #pragma unroll 4
         for (long long n = lane + 32; n < N; n += 32) {
@@ -55,7 +54,8 @@ __global__ void __launch_bounds__(THREADS)
     argument_columns(const T* x, long long* y, long long outer, long long N, long long inner) {
     using W = wide_t<T>;
     const long long step = static_cast<long long>(gridDim.x) * THREADS, columns = outer * inner;
-    for (long long column = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; column < columns; column += step) {
+    for (long long column = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; column < columns;
+         column += step) {
         const T* from = x + column + column / inner * (N - 1) * inner;
         Found<W> best{load_wide(from), 0};
 #pragma unroll 4

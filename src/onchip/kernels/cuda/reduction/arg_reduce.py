@@ -1,4 +1,4 @@
-"""Where the largest and the smallest numbers stand, on a GPU: the host side of reduction/arg_reduce.cu."""
+"""ArgMax and ArgMin along an axis: host side of reduction/arg_reduce.cu."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ArgumentLowering:
     dtype: str
     is_min: bool
     last: bool
-    outer: int  # of one row of the batch
+    outer: int  # per batch row
     N: int
     inner: int
     units: int
@@ -61,7 +61,7 @@ class ArgumentLowering:
 class ArgumentAlone:
     name = "argument"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # a comparison has none
+    precisions = tuple(PRECISIONS)  # comparisons are exact
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
@@ -73,7 +73,7 @@ class ArgumentAlone:
             why = f"compares {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
-        axis = layer.axis % len(x.shape) - 1  # of a row
+        axis = layer.axis % len(x.shape) - 1  # without the batch axis
         outer, inner = math.prod(x.row_shape[:axis]), math.prod(x.row_shape[axis + 1 :])
         yield Claim(
             self.name, f"{layer.kind.lower()}<{1 + axis}>", (node.name,),

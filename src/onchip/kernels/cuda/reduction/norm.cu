@@ -1,19 +1,16 @@
-// reduction/norm.cu: LayerNorm, RMSNorm and GroupNorm: parts of a row, each normalised by its own numbers.
+// reduction/norm.cu: LayerNorm, RMSNorm and GroupNorm: each part of a row is normalised on its own.
 //
-// Idea    norm_lanes: LANES threads of a warp, or a block, hold a part in registers: it is read once, its mean is taken
-//         off there, then its squares are summed up. Few threads share a short part, so that a warp has several of them,
-//         which are neighbours. norm_rows: a block walks over a part of any length three times; the second and third
-//         time it is in the cache. What an Add in front adds, another value or a constant, norm_lanes takes along, and gives
-//         out the sum where others read it.
-// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
-// Order   Of parts that are held, number by number in each thread (V neighbours, every LANES V-th of them), then in a
-//         tree: in float32, as a thread adds 32 at most, or in float64. Longer ones in float64, thread by thread, then in
-//         a tree. A part's size alone decides.
-// Layout  x, y (outer, N), row-major, a part in each row. Part r meets weights from (r % groups) * each on, one for
-//         `run` neighbours; they are as wide as what is computed with. No weights: they are 0. The other value has as many
-//         parts as x, or `period` that are added again and again.
-// Shared  A number for each warp, where a block shares a part.
-// Limits  1 <= N < 2^30, a multiple of V, which is aligned; float32, float16, bfloat16, float64; sm_80 up.
+// Idea    norm_lanes: LANES threads of a warp, or a block, hold a part in registers: one read, then mean and variance
+//         from registers. Short parts use few threads, so a warp covers several contiguous parts. A preceding Add of a
+//         value or a constant is fused; its sum is stored if others read it. norm_rows: a block per part of any length,
+//         three passes, the second and third from cache.
+// Floor   Each element is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
+// Order   norm_lanes: elements in order per thread (V contiguous, stride LANES V), then a tree; float32, as a thread
+//         adds at most 32, or float64. norm_rows: the same in float64. Depends on the part size alone.
+// Layout  x, y (outer, N), row-major, a part per row. Part r uses weights from (r % groups) * each on, one per `run`
+//         elements, of the accumulator type, or null. The added value has as many parts as x, or `period` that repeat.
+// Shared  One value per warp, where a block shares a part.
+// Limits  1 <= N < 2^30, a multiple of V, aligned; float32, float16, bfloat16, float64; sm_80 up.
 #include "common/fast_divide.cuh"
 #include "common/reduce.cuh"
 
@@ -22,7 +19,7 @@ constexpr int THREADS = 256;
 __device__ __forceinline__ float root_of(float v) { return sqrtf(v); }
 __device__ __forceinline__ double root_of(double v) { return sqrt(v); }
 
-// What is added to x, if it is there, and where the sum goes, if anybody wants it.
+// Operand of a fused Add, or null; destination of the sum, or null.
 template <class T>
 struct Added {
     const T* other;
@@ -35,7 +32,7 @@ struct Norm {
     double eps;
 };
 
-// The V weights of neighbours from n on.
+// The weights of elements n to n + V - 1.
 template <class W, int V>
 __device__ __forceinline__ void load_weights(const W* of_part, u32 n, const Divider& run, W (&w)[V]) {
     if (run.size == 1) {
@@ -48,7 +45,8 @@ __device__ __forceinline__ void load_weights(const W* of_part, u32 n, const Divi
 }
 template <class T, int V>
 __device__ __forceinline__ void finish(
-    T* to, const wide_t<T> (&v)[V], wide_t<T> scale, const wide_t<T>* weight, const wide_t<T>* bias, u32 n, const Norm& how) {
+    T* to, const wide_t<T> (&v)[V], wide_t<T> scale, const wide_t<T>* weight, const wide_t<T>* bias, u32 n,
+    const Norm& how) {
     wide_t<T> made[V], w[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) made[j] = v[j] * scale;
@@ -64,15 +62,15 @@ __device__ __forceinline__ void finish(
     }
     store_neighbours(to, made);
 }
-// Those of a part.
+// The weights of a part.
 template <class W>
 __device__ __forceinline__ const W* of_part(const W* weights, long long part, const Norm& how) {
     return weights == nullptr || how.groups == 1 ? weights : weights + part % how.groups * how.each;
 }
 
-// V      neighbours that a thread moves at once; N is a multiple
-// LANES  threads that share a part: of a warp, or all of a block
-// ITEMS  times V numbers that a thread holds: N <= LANES * ITEMS * V
+// V      elements per load; divides N
+// LANES  threads per part: within a warp, or a block
+// ITEMS  vectors of V held per thread: N <= LANES * ITEMS * V
 template <class T, int V, int LANES, int ITEMS>
 __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 || (LANES == 32 && V == 1 && ITEMS > 16) ? 2 : 3)
     norm_lanes(const T* x, const wide_t<T>* weight, const wide_t<T>* bias, T* y, long long outer, int N, Norm how,
@@ -80,7 +78,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 || (LANES == 3
     using W = wide_t<T>;
     constexpr int PARTS = THREADS / LANES;
     const int me = threadIdx.x % LANES * V;
-    // All threads of a warp go round as often: they wait for each other.
+    // All threads of a warp run the same number of iterations, for the shuffles.
     for (long long first = static_cast<long long>(blockIdx.x) * PARTS; first < outer;
          first += static_cast<long long>(gridDim.x) * PARTS) {
         const bool is_inside = first + threadIdx.x / LANES < outer;
@@ -100,7 +98,8 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 || (LANES == 3
                     load_neighbours(other + i * LANES * V, more);
 #pragma unroll
                     for (int j = 0; j < V; ++j) v[i][j] += more[j];
-                    if (added.sum != nullptr && is_inside) store_neighbours(added.sum + part * N + me + i * LANES * V, v[i]);
+                    if (added.sum != nullptr && is_inside)
+                        store_neighbours(added.sum + part * N + me + i * LANES * V, v[i]);
                 }
             }
         }
@@ -135,7 +134,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 || (LANES == 3
     }
 }
 
-// A block shares a part of any length: it is read three times.
+// A block per part of any length; three passes.
 template <class T, int V>
 __global__ void __launch_bounds__(THREADS)
     norm_rows(const T* x, const wide_t<T>* weight, const wide_t<T>* bias, T* y, long long outer, int N, Norm how) {

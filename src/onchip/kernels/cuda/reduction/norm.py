@@ -1,4 +1,4 @@
-"""LayerNorm, RMSNorm and GroupNorm on a GPU: the host side of reduction/norm.cu."""
+"""LayerNorm, RMSNorm and GroupNorm: host side of reduction/norm.cu."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, BLOCKS_A_UNIT, WAVES = 256, 8, 32
-MOST_HELD = 32  # numbers of a thread
-WANTED = 8  # the same where fewer threads can share a part
-MOST_NUMBERS = 1 << 30  # of a part
+MOST_HELD = 32  # elements held per thread
+WANTED = 8  # elements per thread preferred for short parts
+MOST_NUMBERS = 1 << 30  # per part
 
 
 @dataclass(frozen=True)
@@ -51,23 +51,23 @@ class NormLowering:
     """norm_lanes(x, weight, bias, y, outer, N, how, added) or norm_rows without the last"""
 
     dtype: str
-    parts: NormParts  # of a row
-    weights: int  # numbers of weight and of bias
-    roles: tuple[str, ...]  # of "weight" and "bias", those that there are
+    parts: NormParts  # per batch row
+    weights: int  # elements of weight and of bias
+    roles: tuple[str, ...]  # "weight" and "bias", where present
     is_centred: bool
     eps: float
     units: int
-    adds: str = ""  # what is added in front: "value" or "constant"
+    adds: str = ""  # operand of the fused Add: "value" or "constant"
     gives_sum: bool = False
 
     @property
     def neighbours(self) -> int:
-        """That a thread moves at once."""
+        """Elements per load."""
         return 4 if self.parts.size % 4 == 0 and DTYPE_BYTES[self.dtype] <= 4 else 1
 
     @property
     def lanes(self) -> int:
-        """Threads that share a part: few of a warp, all of it, or a block; 0: a block that does not hold it."""
+        """Threads per part: some of a warp, a warp, or a block; 0: a block that does not hold the part in registers."""
         held = -(-self.parts.size // WANTED)
         if self.parts.size <= 32 * MOST_HELD:
             return min(32, 1 << (held - 1).bit_length())
@@ -111,10 +111,10 @@ class NormLowering:
 class NormAlone:
     name = "norm"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+    precisions = tuple(PRECISIONS)  # computes in float32, or in float64
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """A norm, or an Add in front of it and the norm."""
+        """A norm, or an Add and the norm that follows it."""
         node = net.nodes[start]
         if isinstance(node.layer, Add):
             node = net.nodes[start + 1] if start + 1 < len(net.nodes) else node
@@ -136,7 +136,7 @@ class NormAlone:
 
 
 def _takes(net: Network, add: Node) -> bool:
-    """Whether all that is added up is two values of one shape, or a value and a constant."""
+    """Whether the Add has two values of one shape, or a value and a constant."""
     types = [net.types[value] for value in (*add.inputs, add.name)]
     return len({*add.inputs}) + len(add.weights) == 2 == len(add.inputs) + len(add.weights) and len({*types}) == 1
 

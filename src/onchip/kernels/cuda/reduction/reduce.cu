@@ -1,24 +1,23 @@
-// reduction/reduce.cu: the largest or smallest number, the sum, the mean or the norm along an axis: (outer, N, inner) becomes
-// (outer, inner).
+// reduction/reduce.cu: max, min, sum, mean or L2 norm along an axis: (outer, N, inner) -> (outer, inner).
 //
-// Idea    reduce_short (inner = 1): a warp takes short rows through shared memory (reduction/short_rows.cuh), a thread a row.
-//         reduce_rows: a warp walks over a row, a block over a long one, V neighbours at once. reduce_columns: a thread
-//         has V neighbouring columns; LINES threads share them, more where they are long.
-// Floor   Every number is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us. An H200 issues 28 instructions a
-//         float in the time of a copy; on sm_90a all of reduce_rows<.., 32, 4> is 250
-//         instructions, reduce_short<.., 1> 402: 3 of them and a quarter of a copy for each number.
-// Order   Sums are float64, of a short row one after the other, of others thread by thread every LANES-th V numbers
-//         (of a column every LINES-th one), then in a tree: N alone decides.
+// Idea    reduce_short (inner = 1): a warp stages short rows in shared memory (reduction/short_rows.cuh), a thread per
+//         row. reduce_rows: a warp per row, a block per long row, V elements per load. reduce_columns: a thread owns V
+//         adjacent columns; LINES threads share them, more if they are long.
+// Floor   Each element is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us. An H200 issues 28 instructions per
+//         float in the time of a copy; on sm_90a all of reduce_rows<.., 32, 4> is 250 instructions, reduce_short<.., 1>
+//         402: 3 instructions and a quarter of a copy per element.
+// Order   Sums are float64: short rows in order; others per thread with stride LANES V (columns: LINES), then a tree.
+//         Depends on N alone.
 // Layout  x (outer, N, inner), y (outer, inner), row-major.
-// Shared  reduce_short: see reduction/short_rows.cuh, 10 KB for rows of 10 floats. reduce_columns: 256 V totals, 8 KB.
+// Shared  reduce_short: reduction/short_rows.cuh, 10 KB for rows of 10 floats. reduce_columns: 256 V totals, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
 #include "common/reduce.cuh"
 #include "reduction/short_rows.cuh"
 
 constexpr int THREADS = 256;
 
-// join    the next number to what there is
-// finish  what there is, of N numbers; share is 1 / N
+// join    accumulates the next element
+// finish  the result from the total of N elements; share is 1 / N
 template <class Extreme>
 struct OfExtremes {
     using Op = Extreme;
@@ -46,7 +45,7 @@ struct Plus {
     }
 };
 struct Mean : Plus {
-    // A product is as good as a quotient where the result is rounded to float32, and costs a thirtieth.
+    // Multiplying by 1 / N is as accurate as dividing once rounded to float32, and costs a thirtieth.
     template <class T>
     static __device__ __forceinline__ wide_t<T> finish(double total, long long N, double share) {
         return static_cast<wide_t<T>>(is_same<T, double> ? total / N : total * share);
@@ -60,7 +59,7 @@ struct Norm : Plus {
     }
 };
 
-// V  neighbours of a row that a thread reads at once; N is a multiple
+// V  elements per load; divides N
 template <class How, class T, int V>
 __global__ void __launch_bounds__(SHORT_THREADS, 12)
     reduce_short(const T* x, T* y, long long outer, int N, int together, Parts closed) {
@@ -88,8 +87,8 @@ __global__ void __launch_bounds__(SHORT_THREADS, 12)
     }
 }
 
-// LANES  threads that share a row: a warp, or a block
-// V      neighbours of a row that a thread has at once; N is a multiple
+// LANES  threads per row: a warp, or a block
+// V      elements per load; divides N
 template <class How, class T, int LANES, int V>
 __global__ void __launch_bounds__(THREADS) reduce_rows(const T* x, T* y, long long outer, long long N) {
     using Total = typename How::template Total<T>;
@@ -112,13 +111,13 @@ __global__ void __launch_bounds__(THREADS) reduce_rows(const T* x, T* y, long lo
     }
 }
 
-// V      neighbouring columns of a thread; inner is a multiple
-// LINES  threads that share a column: one, one of each warp, or four of each
+// V      adjacent columns per thread; divides inner
+// LINES  threads per column: one, one of each warp, or four of each
 template <class How, class T, int V, int LINES>
 __global__ void __launch_bounds__(THREADS)
     reduce_columns(const T* x, T* y, long long outer, long long N, long long inner) {
     using Total = typename How::template Total<T>;
-    constexpr int SPAN = THREADS / LINES * V;  // columns of a block
+    constexpr int SPAN = THREADS / LINES * V;  // columns per block
     __shared__ Total totals[LINES][SPAN];
     const int lane = threadIdx.x % (SPAN / V) * V, line = threadIdx.x / (SPAN / V);
     const long long columns = outer * inner, step = LINES * inner;
@@ -146,7 +145,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int j = 0; j < V; ++j) totals[line][lane + j] = total[j];
             __syncthreads();
-            const int mine = threadIdx.x;  // a thread has a column now
+            const int mine = threadIdx.x;  // one column per thread
             if (mine < SPAN && begin + mine < columns) {
                 Total all = totals[0][mine];
 #pragma unroll

@@ -1,8 +1,8 @@
-"""Host side of reduction/reduce.cu and softmax.cu: maxima, minima, sums, means, norms and softmaxes along an axis.
+"""Max, min, sum, mean, L2 norm and softmax along axes: host side of reduction/reduce.cu and softmax.cu.
 
-An array is (outer, N, inner), and N alone decides how the middle axis is walked over: a row's bits do not depend on its
-batch. Axes that do not stand next to each other are moved to the end first. Of all pixels of an image, channels may lie
-last: (B, pixels, C); a mean over a window that is the whole image is taken in that way, too.
+An array is (outer, N, inner). The reduction order depends on N alone, so a row's bits do not depend on its batch.
+Non-adjacent axes are permuted to the end first. A reduction over all pixels also accepts channels-last input,
+(B, pixels, C), and so does an average pool whose window is the whole image.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying, row_axi
 ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent
 THREADS, LINES, BLOCKS_A_UNIT = 256, 8, 8
-MANY, MANY_LINES = 256, 32  # numbers of a column that is shared by more threads: a single image has few columns
-SHORT = {2: 64, 4: 64, 8: 32}  # numbers of a row that a thread takes from shared memory, by their bytes
-SHORT_THREADS, SHORT_WARPS = 128, 4  # of a block
-PIECE_BYTES = 2560  # of a warp, unless 32 rows are more
-NEVER = 1 << 14  # chunks: more than a piece has
-LONG = 1024  # numbers of a row that a warp shares; a block shares a longer one
-MOST_ITEMS = {1: 32, 4: 8}  # neighbouring columns of a thread -> numbers of each that it holds
-WAVES = 32  # of blocks that are not all on the GPU at a time: the last wave is then a small part
+MANY, MANY_LINES = 256, 32  # columns of at least MANY elements are split further: a single image has few columns
+SHORT = {2: 64, 4: 64, 8: 32}  # longest row that a thread reads from shared memory, by element bytes
+SHORT_THREADS, SHORT_WARPS = 128, 4  # per block
+PIECE_BYTES = 2560  # per warp, unless 32 rows are more
+NEVER = 1 << 14  # more 16 B words than a chunk has
+LONG = 1024  # longest row for one warp; longer rows take a block
+MOST_ITEMS = {1: 32, 4: 8}  # adjacent columns per thread -> elements of each that it holds
+WAVES = 32  # of blocks at most: many waves keep the tail short
 REDUCTIONS: dict[type[Layer], str] = {
     GlobalMax: "Max", GlobalMin: "Min", GlobalSum: "Plus", GlobalMean: "Mean", GlobalNorm: "Norm",
 }  # fmt: skip
@@ -77,7 +77,7 @@ def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: i
     sizes: tuple[Argument, ...] = (Int64(outer), Int64(N))
     if inner > 1:
         V, lines, items = columns_for(dtype, N, inner)
-        if file == "reduce":  # it holds no column
+        if file == "reduce":  # it holds no column in registers
             V, lines = _neighbours(dtype, inner), MANY_LINES if N >= MANY else lines
         name = f"{file}_columns<{given}, {V}, {lines}{f', {items}' if file == 'softmax' else ''}>"
         sizes, blocks, waves = tuple(map(Int64, shape)), -(-outer * inner * lines // (THREADS * V)), WAVES
@@ -98,14 +98,14 @@ def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: i
         sizes, blocks = (Int64(outer), UInt32(N)), -(-outer * lanes // THREADS)
     program = Program(FOLDER / f"{file}.cu", name)
     config = LaunchConfig((min(blocks, units * BLOCKS_A_UNIT * waves), 1, 1), (threads, 1, 1), shared_bytes)
-    budget = Budget(registers=128, spill_bytes=16)  # on sm_100, where four blocks a unit hold columns
+    budget = Budget(registers=128, spill_bytes=16)  # on sm_100, with four blocks per SM
     return KernelLaunch(program, config, (x, Output(0), *sizes), budget)
 
 
 def columns_for(dtype: str, N: int, inner: int) -> tuple[int, int, int]:
-    """Neighbouring columns of a thread, threads that share them, and numbers of each that a thread holds; 0: none.
+    """Adjacent columns per thread, threads per column, and elements of each that a thread holds; 0: none.
 
-    Several neighbours where they are aligned, and where a column that could be held still can.
+    Several columns if they are aligned and if a column that fits in registers still does.
     """
     lines = 1 if MOST_ITEMS[4] >= N else LINES
     held = -(-N // lines)
@@ -114,34 +114,34 @@ def columns_for(dtype: str, N: int, inner: int) -> tuple[int, int, int]:
 
 
 def _held(N: int) -> int:
-    """Room for N numbers in the registers of a thread: few sizes, so that few kernels are compiled."""
+    """N rounded up to a power of two: few sizes, so few kernels to compile."""
     return 1 << (N - 1).bit_length()
 
 
 def _neighbours(dtype: str, size: int) -> int:
-    """How many numbers of a run of this size a thread has at once."""
+    """Elements per load from contiguous runs of this size."""
     return 4 if size % 4 == 0 and DTYPE_BYTES[dtype] <= 4 else 1
 
 
 @dataclass(frozen=True)
 class ReduceLowering:
-    """A maximum or a mean over axes, or a softmax along one."""
+    """A reduction over axes, or a softmax along one."""
 
     file: str
     how: str
     dtype: str
     row_shape: tuple[int, ...]
-    axes: tuple[int, ...]  # of the whole array, the batch in front
+    axes: tuple[int, ...]  # of the whole array, batch first
     units: int
 
     @property
     def order(self) -> tuple[int, ...]:
-        """All axes, those that are walked over behind the others."""
+        """All axes, the reduced ones last."""
         rank = 1 + len(self.row_shape)
         return (*(axis for axis in range(rank) if axis not in self.axes), *self.axes)
 
     def middle(self, B: int) -> tuple[int, int, int] | None:
-        """The array as (outer, N, inner), if the axes stand next to each other."""
+        """The array as (outer, N, inner), if the axes are adjacent."""
         shape = (B, *self.row_shape)
         wide = [axis for axis in self.axes if shape[axis] != 1] or [self.axes[0]]
         between = range(wide[0], wide[-1] + 1)
@@ -167,7 +167,7 @@ class ReduceLowering:
 class ReduceAlone:
     name = "reduce"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+    precisions = tuple(PRECISIONS)  # computes in float32, or in float64
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
@@ -205,9 +205,9 @@ class ReduceAlone:
 
 
 def _layouts(net: Network, node: Node, axes: tuple[int, ...]) -> Iterator[str]:
-    """How x may lie: with channels last where y does too, or where all that is left of y are its channels."""
+    """Layouts of x: channels-last if y is too, or if only channels remain in y."""
     x, y = net.types[node.inputs[0]], net.types[node.name]
-    if not _is_whole_window(node.layer, x):  # else a pool takes it
+    if not _is_whole_window(node.layer, x):  # else a pool kernel claims it
         yield ROWS
     may_turn = axes == tuple(range(2, len(x.shape))) or (x == y and net.readers(node.name))
     if may_turn and has_channels(x) and node.inputs[0] not in net.inputs:
@@ -215,7 +215,7 @@ def _layouts(net: Network, node: Node, axes: tuple[int, ...]) -> Iterator[str]:
 
 
 def _is_whole_window(layer: Layer, x: TensorType) -> bool:
-    """Whether it is a mean over all pixels that is written as a pool."""
+    """Whether it is a global mean expressed as an average pool."""
     return isinstance(layer, AvgPool1d | AvgPool2d) and layer.kernel == x.row_shape[1:] and not any(layer.pads)
 
 

@@ -1,12 +1,11 @@
-// reduction/sequence_max.cu: the largest over time of sequences of different lengths, by itself.
+// reduction/sequence_max.cu: max over time of sequences of different lengths.
 //
-// Idea    A thread has one channel of one sequence and walks over the windows that lie within it.
+// Idea    A thread per channel and sequence loops over the windows within the length.
 // Floor   Those windows are read once: 16,384 sentences of 1,024 channels and 14 windows are 0.94 GB in float32,
 //         196 us at 4.8 TB/s.
-// Order   None: a maximum. A NaN within is the result.
-// Layout  x (B, C, P) or, channels last, (B, P, C): the steps from channel to channel and from window to window are
-//         given; lengths (B); y (B, C).
-// Limits  Sizes are run-time values; float32, float16, bfloat16, float64; lengths int32 or int64; sm_80 up.
+// Order   Irrelevant. NaN propagates.
+// Layout  x (B, C, P) or channels-last (B, P, C), by channel_step and window_step; lengths (B); y (B, C).
+// Limits  Run-time sizes; float32, float16, bfloat16, float64; int32 or int64 lengths; sm_80 up.
 #include "common/reduce.cuh"
 
 template <class T, class Length>
@@ -19,7 +18,7 @@ __global__ void __launch_bounds__(256)
         const long long inside = length < window ? 0 : (length - window) / stride + 1;
         const long long count = inside < P ? inside : P;
         const T* from = x + b * C * P + (i - b * C) * channel_step;
-        wide_t<T> most = 0;  // of no window
+        wide_t<T> most = 0;  // result without any window
         if (count) most = load_wide(from);
 #pragma unroll 4
         for (long long p = 1; p < count; ++p) most = Largest::join(most, load_wide(from + p * window_step));

@@ -1,4 +1,4 @@
-"""A maximum over sequences of different lengths by itself: the host side of reduction/sequence_max.cu."""
+"""Max over time of sequences of different lengths: host side of reduction/sequence_max.cu."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ THREADS, BLOCKS_A_UNIT = 256, 32
 class SequenceMaxLowering:
     """sequence_max(x, lengths, y, B, C, P, channel_step, window_step, window, stride)"""
 
-    dtypes: tuple[str, str]  # of x and the lengths
+    dtypes: tuple[str, str]  # x, lengths
     C: int
     P: int
     window: int
@@ -57,7 +57,7 @@ class SequenceMaxLowering:
 class SequenceMaxAlone:
     name = "sequence_max"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # a maximum has none
+    precisions = tuple(PRECISIONS)  # a maximum is exact
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]

@@ -1,12 +1,11 @@
-// reduction/short_rows.cuh: rows so short that a warp takes 32 of them, or several times as many, through shared memory. It
-// copies one piece of memory, 16 bytes at a time and with no register in between; then a thread has a row of its own.
+// reduction/short_rows.cuh: stages rows so short that a warp takes 32 or more of them in shared memory. cp.async copies
+// one contiguous chunk, 16 B per lane, without registers; then each thread reads its own row.
 //
-// Flight  A piece is some 2 KB: 48 warps of a multiprocessor have 100 KB, most of them on their way.//
-// Layout  The piece lies in shared memory as it does outside: rows that begin at multiples of 2, 4 or 8 bytes are read
-//         by as many, and those of all lanes then lie in different banks. Where a row is an even number of 16 bytes,
-//         16 are left free behind it, for the same reason.
-// Shared  A warp has its rows and what is left free.
-// Limits  A piece of fewer than 2^13 times 16 bytes; x and y begin at a multiple of 16 bytes.
+// Flight  A chunk is some 2 KB: 48 warps per SM have 100 KB, mostly in flight.
+// Layout  Shared memory mirrors global memory. Rows aligned to 2, 4 or 8 bytes are read in words of that size without
+//         bank conflicts. Rows of an even number of 16 B get 16 B of padding, for the same reason.
+// Shared  A warp's rows and padding.
+// Limits  Fewer than 2^13 * 16 B per chunk; x and y 16 B aligned.
 #pragma once
 #include "common/fast_divide.cuh"
 #include "common/accumulator.cuh"
@@ -15,11 +14,11 @@ constexpr int SHORT_THREADS = 128;
 
 template <class T>
 struct ShortRows {
-    static constexpr int A_CHUNK = 16 / sizeof(T);  // numbers of 16 bytes
+    static constexpr int A_CHUNK = 16 / sizeof(T);  // elements per 16 B
     uint4* chunks;
-    int together;  // rows of a warp
-    int pitch;     // numbers from row to row
-    Parts closed;  // chunks behind which one is left free
+    int together;  // rows per warp
+    int pitch;     // row stride in elements
+    Parts closed;  // 16 B words per padded row
     __device__ __forceinline__ ShortRows(uint4* shared, int N, int together, const Parts& closed)
         : together(together), pitch(N * sizeof(T) % 32 == 0 ? N + A_CHUNK : N), closed(closed) {
         chunks = shared + threadIdx.x / 32 * (together * pitch / A_CHUNK);
@@ -36,7 +35,7 @@ struct ShortRows {
     __device__ __forceinline__ uint4* chunk(int c) const { return chunks + c + part_of(c, closed); }
     __device__ __forceinline__ T* row(int r) const { return reinterpret_cast<T*>(chunks) + r * pitch; }
 
-    // The first `count` numbers; all but those of the last rows are whole chunks.
+    // Loads the first `count` elements; only the last rows may end within a 16 B word.
     __device__ __forceinline__ void load(const T* x, int count) const {
         const int lane = threadIdx.x % 32, whole = count / A_CHUNK, last = whole * A_CHUNK + lane;
 #pragma unroll 4

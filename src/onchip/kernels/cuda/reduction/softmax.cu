@@ -1,20 +1,16 @@
 // reduction/softmax.cu: Softmax and LogSoftmax along an axis of (outer, N, inner).
 //
-// Idea    softmax_short (inner = 1): a warp takes short rows through shared memory (reduction/short_rows.cuh), and a thread holds
-//         a row in registers between. softmax_lanes: a warp or a block holds a row in registers. softmax_columns: a
-//         thread has V neighbouring columns or, where those are longer, eight warps share them; they are held in
-//         registers. Longer columns, and rows (softmax_rows, a block each), are walked over three times: for the
-//         largest, for the sum and for the result; the second and third time they are in the cache.
-// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
-//         instructions a float in the time of a copy; on sm_90a softmax_columns<.., 4, 8, 8> is 887 instructions for
-//         32 floats of a thread, softmax_lanes<.., 256, 32> 864 for 32, softmax_short<.., 4, 64> 1,304 for 64. Numbers
-//         in 16 bits have half the time: softmax_short<.., f16, 8, 64> is 983 for 64.
-// Order   Of short rows every 8th number (of float64 every 2nd), then in pairs; of rows that are held every LANES-th in
-//         four sums, then in a tree; of columns that are held every LINES-th, then one after the other: in float64 or
-//         float32, as the exponentials are, since a thread adds 32 of them at most. All others in float64, thread by
-//         thread every so many numbers, then in a tree. N alone decides.
-// Layout  x, y (outer, N, inner), row-major; they may be the same memory.
-// Shared  softmax_short: see reduction/short_rows.cuh, 10 KB for rows of 10 floats. softmax_columns: 16 * 32 V numbers, 8 KB.
+// Idea    softmax_short (inner = 1): a warp stages short rows in shared memory (reduction/short_rows.cuh); a thread
+//         holds a row in registers. softmax_lanes: a warp or a block holds a row in registers. softmax_columns: a
+//         thread, or eight warps for longer columns, hold V adjacent columns in registers. Longer columns, and rows
+//         (softmax_rows, a block each), take three passes (max, sum, result), the second and third from cache.
+// Floor   Each element is read and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
+//         instructions per float in that time, half in 16 bits. sm_90a: softmax_columns<.., 4, 8, 8> 887 for 32 floats
+//         of a thread, softmax_lanes<.., 256, 32> 864 for 32, softmax_short<.., 4, 64> 1,304 for 64, f16 983.
+// Order   In registers: accumulator type, a thread adds at most 32 (short rows in 8 chains, float64 in 2; lanes in 4),
+//         then a tree; columns line by line. All others: float64 per thread, then a tree. Depends on N alone.
+// Layout  x, y (outer, N, inner), row-major; may alias.
+// Shared  softmax_short: short_rows.cuh, 10 KB for rows of 10 floats. softmax_columns: 16 * 32 V values, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
 #include "common/activation.cuh"
 #include "common/reduce.cuh"
@@ -22,8 +18,8 @@
 
 constexpr int THREADS = 256;
 
-// held    what a thread keeps of a number: itself, or its exponential
-// share   what is made of the sum, once a row
+// held    what a thread keeps per element: the shifted value, or its exponential
+// share   per-row term computed from the sum
 // finish  the result
 struct Softmax {
     template <class W>
@@ -31,8 +27,7 @@ struct Softmax {
         return exponential;
     }
     static __device__ __forceinline__ double share(double total) { return 1 / total; }
-    // Of a number from 1 to some thousands: one step of Newton's makes it exact to the last place, with no other way
-    // for numbers that are very small.
+    // total is between 1 and some thousands: one Newton step is exact to the last place, without a path for subnormals.
     static __device__ __forceinline__ float share(float total) {
         const float near = __fdividef(1, total);
         return near + near * (1 - total * near);
@@ -56,22 +51,23 @@ struct LogSoftmax {
         return held - share;
     }
 };
-// Of numbers in 16 bits by one instruction and a product: its error, |v| 2^-24 of the result, is far below theirs.
+// 16-bit dtypes: ex2 and a multiplication. Relative error |v| 2^-24, far below the storage rounding.
 template <class T>
 __device__ __forceinline__ wide_t<T> exponential(wide_t<T> v) {
     if constexpr (sizeof(T) == 2) return exp2_of(1.44269504f * v);
     else return exp_of(v);
 }
-// Of a number that was not held.
+// The result of an element that was not held.
 template <class How, class T, class W>
 __device__ __forceinline__ W finish_again(W shifted, W share) {
     return How::finish(How::held(shifted, is_same<How, Softmax> ? exponential<T>(shifted) : shifted), share);
 }
 
-// V      neighbours of a row that a thread moves at once; N is a multiple
-// ITEMS  numbers of a row that a thread holds: N <= ITEMS
+// V      elements per load; divides N
+// ITEMS  elements held per thread: N <= ITEMS
 template <class How, class T, int V, int ITEMS>
-__global__ void __launch_bounds__(SHORT_THREADS, sizeof(wide_t<T>) * ITEMS <= 64 ? 9 : sizeof(wide_t<T>) * ITEMS <= 128 ? 7 : 4)
+__global__ void __launch_bounds__(SHORT_THREADS,
+                                  sizeof(wide_t<T>) * ITEMS <= 64 ? 9 : sizeof(wide_t<T>) * ITEMS <= 128 ? 7 : 4)
     softmax_short(const T* x, T* y, long long outer, int N, int together, Parts closed) {
     using W = wide_t<T>;
     extern __shared__ uint4 shared[];
@@ -81,9 +77,9 @@ __global__ void __launch_bounds__(SHORT_THREADS, sizeof(wide_t<T>) * ITEMS <= 64
         rows.load(x + first * N, height * N);
 #pragma unroll 1
         for (int row = threadIdx.x % 32; row < height; row += 32) {
-            constexpr int SUMS = sizeof(W) == 4 ? 8 : 2;  // eight exponentials in float64 at once take too many registers
+            constexpr int SUMS = sizeof(W) == 4 ? 8 : 2;  // 8 float64 exponentials at once need too many registers
             T* mine = rows.row(row);
-            W v[ITEMS / V][V], highest = -__int_as_float(0x7f800000), sums[SUMS] = {};  // less than any number
+            W v[ITEMS / V][V], highest = -__int_as_float(0x7f800000), sums[SUMS] = {};  // -infinity
 #pragma unroll
             for (int i = 0; i < ITEMS / V; ++i) {
                 if (i * V < N) load_neighbours(mine + i * V, v[i]);
@@ -125,7 +121,7 @@ __global__ void __launch_bounds__(SHORT_THREADS, sizeof(wide_t<T>) * ITEMS <= 64
     }
 }
 
-// LANES, a warp or a block, share a row and hold it in registers: N <= LANES * ITEMS.
+// LANES threads, a warp or a block, hold a row in registers: N <= LANES * ITEMS.
 template <class How, class T, int LANES, int ITEMS>
 __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : 3)
     softmax_lanes(const T* x, T* y, long long outer, int N) {
@@ -136,7 +132,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : 3)
          row += static_cast<long long>(gridDim.x) * ROWS) {
         const T* from = x + row * N + me;
         T* to = y + row * N + me;
-        W v[ITEMS], highest = -__int_as_float(0x7f800000), sums[4] = {};  // less than any number
+        W v[ITEMS], highest = -__int_as_float(0x7f800000), sums[4] = {};  // -infinity
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) v[i] = me + i * LANES < N ? load_wide(from + i * LANES) : highest;
 #pragma unroll
@@ -157,7 +153,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : 3)
     }
 }
 
-// A block shares a row of any length: it is read three times.
+// A block per row of any length; three passes.
 template <class How, class T>
 __global__ void __launch_bounds__(THREADS) softmax_rows(const T* x, T* y, long long outer, long long N) {
     using W = wide_t<T>;
@@ -175,7 +171,7 @@ __global__ void __launch_bounds__(THREADS) softmax_rows(const T* x, T* y, long l
     }
 }
 
-// Sums of few numbers are in their own precision.
+// Held columns sum in their accumulator type, others in double.
 template <class W, int ITEMS>
 struct TotalOf {
     using type = W;
@@ -190,7 +186,7 @@ __device__ __forceinline__ void keep_larger(W (&highest)[V], const W (&v)[V]) {
     for (int j = 0; j < V; ++j) highest[j] = larger(highest[j], v[j]);
 }
 
-// What the threads of all lines have of a column: every one of them gets it, line by line.
+// All-reduce of a column over the lines, in line order.
 template <class Op, class W, int V, int LINES, int SPAN>
 __device__ __forceinline__ void join_lines(W (&mine)[V], W (&all)[LINES][SPAN], int line, int lane) {
 #pragma unroll
@@ -205,20 +201,20 @@ __device__ __forceinline__ void join_lines(W (&mine)[V], W (&all)[LINES][SPAN], 
     }
 }
 
-// V      neighbouring columns of a thread; inner is a multiple
-// LINES  threads that share a column: one, or one of each warp
-// ITEMS  numbers of a column that a thread holds in registers: N <= LINES * ITEMS; 0: any N, read three times
+// V      adjacent columns per thread; divides inner
+// LINES  threads per column: one, or one of each warp
+// ITEMS  elements of a column held per thread: N <= LINES * ITEMS; 0: any N, three passes
 template <class How, class T, int V, int LINES, int ITEMS>
 __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : LINES > 1 ? 4 : 3)
     softmax_columns(const T* x, T* y, long long outer, long long N, long long inner) {
     using W = wide_t<T>;
     using Total = typename TotalOf<W, ITEMS>::type;
-    constexpr int SPAN = THREADS / LINES * V;  // columns of a block
+    constexpr int SPAN = THREADS / LINES * V;  // columns per block
     __shared__ W highests[LINES][SPAN];
     __shared__ Total sums[LINES][SPAN];
     const int lane = threadIdx.x % (SPAN / V) * V, line = threadIdx.x / (SPAN / V);
     const long long columns = outer * inner, step = LINES * inner;
-    const int left = ITEMS ? static_cast<int>(N) - line : 0;  // of the numbers that are held
+    const int left = ITEMS ? static_cast<int>(N) - line : 0;  // elements from this line on
     for (long long begin = static_cast<long long>(blockIdx.x) * SPAN; begin < columns;
          begin += static_cast<long long>(gridDim.x) * SPAN) {
         const bool is_inside = begin + lane < columns;
@@ -226,7 +222,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : LINES > 
         const long long at = column + column / inner * (N - 1) * inner + line * inner;
         W v[ITEMS ? ITEMS : 1][V], highest[V];
 #pragma unroll
-        for (int j = 0; j < V; ++j) highest[j] = -__int_as_float(0x7f800000);  // less than any number
+        for (int j = 0; j < V; ++j) highest[j] = -__int_as_float(0x7f800000);  // -infinity
         if constexpr (ITEMS > 0) {
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {

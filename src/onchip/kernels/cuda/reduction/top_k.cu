@@ -1,13 +1,13 @@
-// reduction/top_k.cu: the k largest or smallest numbers along an axis, or their places: (outer, N, inner) -> (outer, k, inner).
+// reduction/top_k.cu: the k largest or smallest values along an axis, or their indices: (outer, N, inner) ->
+// (outer, k, inner).
 //
-// Idea    Numbers and places together have one order, so the next one is the first of those behind the last one found:
-//         k walks over a row, with nothing to keep but what was found last. A warp shares a row (inner = 1), each lane
-//         every 32nd number; a thread has a column (inner > 1), neighbours beside neighbours.
-// Floor   Every number is read once: 2^20 rows of 256 floats are 1.07 GB / 4.8 TB/s = 224 us. The k - 1 walks behind the
-//         first find a short row in L1.
-// Order   None: of equal numbers the place decides, the lowest. A NaN is larger than any number.
-// Layout  x (outer, N, inner), y (outer, k, inner) of x's numbers or of int64, row-major.
-// Shared  None.
+// Idea    (value, index) pairs are totally ordered, so each pass finds the first pair after the last one found:
+//         k passes over a row and no state but the last pair. inner = 1: a warp per row, each lane every 32nd element.
+//         inner > 1: a thread per column, coalesced.
+// Floor   Each element is read once: 2^20 rows of 256 floats are 1.07 GB / 4.8 TB/s = 224 us. The other k - 1 passes
+//         over a short row hit L1.
+// Order   Irrelevant: ties go to the lowest index. NaN is larger than any value.
+// Layout  x (outer, N, inner), y (outer, k, inner) of x's dtype or int64, row-major.
 // Limits  Any shape with 1 <= k <= N; float32, float16, bfloat16, float64; sm_80 up.
 #include "common/accumulator.cuh"
 
@@ -27,13 +27,13 @@ __device__ __forceinline__ bool comes_first(const Found<W>& a, const Found<W>& b
     if (!a_nan && a.v != b.v) return IS_MIN ? a.v < b.v : a.v > b.v;
     return a.at < b.at;
 }
-// Whichever comes first; one of them may be nowhere.
+// The first of two pairs; either may be NOWHERE.
 template <bool IS_MIN, class W>
 __device__ __forceinline__ Found<W> first_of(const Found<W>& a, const Found<W>& b) {
     if (a.at == NOWHERE) return b;
     return b.at != NOWHERE && comes_first<IS_MIN>(b, a) ? b : a;
 }
-// The first of the numbers n, n + step, .. that come behind `last`.
+// The first pair after `last` among elements n, n + step, ..
 template <bool IS_MIN, class T>
 __device__ __forceinline__ Found<wide_t<T>> next_of(const T* from, long long n, long long N, int step, long long inner,
                                                     const Found<wide_t<T>>& last) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ Y given(const T* from, long long at, long long inner)
     else return from[at * inner];
 }
 
-// Y  T for the numbers, long long for their places
+// Y  T for values, long long for indices
 template <class T, class Y, bool IS_MIN>
 __global__ void __launch_bounds__(THREADS) top_rows(const T* x, Y* y, long long outer, long long N, long long k) {
     using W = wide_t<T>;
@@ -77,7 +77,8 @@ __global__ void __launch_bounds__(THREADS)
     top_columns(const T* x, Y* y, long long outer, long long N, long long inner, long long k) {
     using W = wide_t<T>;
     const long long step = static_cast<long long>(gridDim.x) * THREADS, columns = outer * inner;
-    for (long long column = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; column < columns; column += step) {
+    for (long long column = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; column < columns;
+         column += step) {
         const long long row = column / inner;
         const T* from = x + column + row * (N - 1) * inner;
         Y* to = y + column + row * (k - 1) * inner;

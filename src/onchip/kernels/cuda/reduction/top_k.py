@@ -1,4 +1,4 @@
-"""Host side of reduction/top_k.cu: the k largest or smallest values along an axis, or their indices."""
+"""The k largest or smallest values along an axis, or their indices: host side of reduction/top_k.cu."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TopKLowering:
     dtype: str
     gives_places: bool
     is_min: bool
-    outer: int  # of one row of the batch
+    outer: int  # per batch row
     N: int
     inner: int
     k: int
@@ -62,7 +62,7 @@ class TopKLowering:
 class TopKAlone:
     name = "top_k"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # a comparison has none
+    precisions = tuple(PRECISIONS)  # comparisons are exact
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
@@ -74,7 +74,7 @@ class TopKAlone:
             why = f"compares {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
-        axis = layer.axis % len(x.shape) - 1  # of a row
+        axis = layer.axis % len(x.shape) - 1  # without the batch axis
         outer, inner = math.prod(x.row_shape[:axis]), math.prod(x.row_shape[axis + 1 :])
         yield Claim(
             self.name, f"{layer.kind.lower()}<{layer.k}>", (node.name,),

@@ -1,10 +1,10 @@
-// scan/columns.cu: running totals along an axis that is not the last: a thread walks down a column.
+// scan/columns.cu: scan (prefix sum) along an axis that is not the last: one thread per column.
 //
-// Idea    Threads next to each other take columns next to each other, so every step of a warp is one line of memory;
-//         eight steps are loaded before the first is used. Nobody waits for anybody.
-// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. It takes some
-//         hundred thousand columns to keep a large chip busy.
-// Layout  x, y (outer, N, inner), row-major; y may be x.
+// Idea    Adjacent threads take adjacent columns, so a warp's accesses coalesce; eight steps are loaded before the
+//         first is used. No synchronisation.
+// Floor   Each element is read and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. A large GPU needs some
+//         hundred thousand columns to be busy.
+// Layout  x, y (outer, N, inner), row-major; y may alias x.
 // Limits  Any shape; ints of 1 to 8 bytes, all floats; sm_80 up.
 #include "scan/scan.cuh"
 

@@ -1,11 +1,11 @@
-// scan/rows.cu: running totals of many short rows, each by a few lanes of a warp.
+// scan/rows.cu: scan (prefix sum) of many short rows, a few lanes of a warp per row.
 //
-// Idea    LANES lanes, up to a whole warp, walk over a row, a vector a lane and four chunks at a time, so that four
-//         loads are on their way together. Rows wait for nobody.
-// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
-// Layout  x, y: rows of N numbers, one behind the other; y may be x.
-// Limits  Any N and any number of rows; ints of 1 to 8 bytes, all floats; sm_80 up. Rows that do not begin at a vector
-//         (scan/scan.cuh), and those that are scanned from their end, are read number by number.
+// Idea    LANES lanes, up to a warp, walk over a row, one vector per lane and four chunks at a time, so four loads are
+//         in flight. Rows are independent.
+// Floor   Each element is read and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
+// Layout  x, y: contiguous rows of N elements; y may alias x.
+// Limits  Any N, any number of rows; ints of 1 to 8 bytes, all floats; sm_80 up. Rows not aligned to a vector
+//         (scan/scan.cuh) and reverse scans load element by element.
 #include "scan/scan.cuh"
 
 constexpr int THREADS = 256, CHUNKS = 4;
@@ -18,7 +18,7 @@ __device__ void walk(const S* x, S* y, long long rows, long long N) {
     const long long groups = static_cast<long long>(gridDim.x) * (THREADS / LANES);
     const long long mine = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) / LANES;
     const int at = threadIdx.x % LANES * V;
-    // Rounded up: all lanes of a warp take part in its shuffles, those past the last row with nothing to do.
+    // Rounded up: all lanes of a warp take part in its shuffles, those past the last row with length 0.
     for (long long row = mine; row - mine % (32 / LANES) < rows; row += groups) {
         const long long length = row < rows ? N : 0;
         const S* from = x + row * N;

@@ -1,11 +1,11 @@
-// scan/scan.cuh: what every scan shares: the operations, a lane's numbers at a time, and running values within a warp.
+// scan/scan.cuh: shared by all scans: operations, vector loads, and the warp scan.
 //
-// Numbers S lie in memory and are computed with as T: those of less than 4 bytes as float or int, rounded or cut off
-// once, when they are stored; all others as they are.
+// Elements of type S are computed as T: types narrower than 4 bytes as float or int, rounded or truncated once when
+// stored; all others unchanged.
 //
-// A total is what is carried from one part of a row to the next. Of float32 sums and products it is a double: added up
-// part by part in float32, a long row's total would lose digits on the way. So y = float(total before) op (the running
-// value of a part): some twenty roundings in float32 at the most, however long the row is, as of pairwise summation.
+// A Total carries the prefix from one part of a row to the next. For float32 sums and products it is a double: carried
+// in float32, a long row's total would lose digits. y = float(prefix) op (scan within the part): at most some twenty
+// float32 roundings for any row length, as in pairwise summation.
 #pragma once
 #include "common/dtype.cuh"
 
@@ -30,7 +30,7 @@ template <class S> __device__ S narrowed(computed_t<S> v) {
 template <class T> struct Wider { using Type = T; };
 template <> struct Wider<float> { using Type = double; };
 
-// -- operations: combine(a, b), where a comes first; ints wrap, a NaN passes on ------------------------------------
+// -- operations: combine(a, b), a before b; ints wrap, NaN propagates ----------------------------------------------
 
 struct Sum {
     template <class T> using Total = typename Wider<T>::Type;
@@ -75,7 +75,7 @@ struct Min {
     template <class T> static __device__ T combine(T a, T b) { return b < a || b != b ? b : a; }
 };
 
-// -- a lane's numbers: 16 bytes of them as they are computed with ---------------------------------------------------
+// -- vectors: 16 bytes of T per lane -------------------------------------------------------------------------------
 
 template <class T> constexpr int VECTOR = 16 / sizeof(T);
 template <class S> constexpr int VECTOR_BYTES = VECTOR<computed_t<S>> * sizeof(S);  // in memory
@@ -103,7 +103,7 @@ template <class S, class T> __device__ void store_vector(S* to, const T (&v)[VEC
     __stcs(reinterpret_cast<Word*>(to), word);
 }
 
-// -- totals of a warp, in trees ------------------------------------------------------------------------------------
+// -- warp reductions, as trees --------------------------------------------------------------------------------------
 
 template <class Op, class T, int V> __device__ T vector_total(const T (&v)[V]) {
     T parts[V];
@@ -117,7 +117,7 @@ template <class Op, class T, int V> __device__ T vector_total(const T (&v)[V]) {
     return parts[0];
 }
 
-// All lanes get it.
+// All lanes receive the result.
 template <class Op, class T> __device__ T lanes_total(T total) {
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -126,9 +126,9 @@ template <class Op, class T> __device__ T lanes_total(T total) {
     return total;
 }
 
-// -- running values of a chunk: a vector a lane, the lanes of a row next to each other ------------------------------
+// -- scan of a chunk: one vector per lane, lanes of a row adjacent --------------------------------------------------
 
-// v becomes its running values behind `running`, which comes to hold the chunk too.
+// Scans v in place with prefix `running`, then adds the chunk's total to `running`.
 template <class Op, int LANES, bool EXCLUSIVE, class T>
 __device__ void scan_chunk(T (&v)[VECTOR<T>], T& running) {
     constexpr int LAST = VECTOR<T> - 1;

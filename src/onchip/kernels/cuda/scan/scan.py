@@ -1,7 +1,7 @@
-"""Scans on a GPU: the host side of scan/tiles.cu, scan/warps.cu, scan/rows.cu and scan/columns.cu.
+"""Scans (prefix sums): host side of scan/tiles.cu, scan/warps.cu, scan/rows.cu and scan/columns.cu.
 
-An array is (outer, N, inner), scanned along the middle axis. How it is cut depends on N, inner and the dtype, never on
-`outer`: a row's bits do not depend on its batch.
+An array is (outer, N, inner), scanned along the middle axis. The tiling depends on N, inner and the dtype, never on
+`outer`, so a row's bits do not depend on its batch.
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ NUMBERS = {
     "int32": "int", "int64": "long long", "float32": "float", "float64": "double",
     "float16": "f16", "bfloat16": "bf16", "int16": "short", "int8": "signed char", "uint8": "unsigned char",
 }  # fmt: skip
-THREADS = 256  # of a block of every kernel here
-# Of scan_tiles: how often a thread takes 16 bytes, and tiles whose totals are added up together. Few tiles want to be
-# small, so that every multiprocessor has some; many want to be large, so that totals are handed on less often.
+THREADS = 256  # per block, in every kernel here
+# scan_tiles: 16-byte vectors per thread, and tiles per group. Few tiles should be small, so that every SM has some;
+# many should be large, so that totals are passed on less often.
 CHUNKS, MORE_CHUNKS, GROUP = 8, 10, 128
-MANY_BYTES = 1 << 28  # of a row, from where on tiles are large
+MANY_BYTES = 1 << 28  # per row, from which on tiles are large
 STATE_BYTES = 16
-_ALIGN_BYTES = 256  # of what lies in scratch memory
-SHORT_BYTES = 8 << 10  # rows up to here are walked over by a warp
-MANY_COLUMNS = 1 << 12  # from here on columns are walked down where they lie; fewer, if long, are made rows first
+_ALIGN_BYTES = 256  # of arrays in scratch memory
+SHORT_BYTES = 8 << 10  # longest row for one warp
+MANY_COLUMNS = 1 << 12  # from here on columns are scanned in place; fewer, if long, are transposed first
 BLOCKS_A_UNIT = 8
 WALK_BUDGET = Budget(registers=80, spill_bytes=16)
 
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan: what, over which numbers."""
+    """One scan: the operation and the shape."""
 
     how: ScanOp
     dtype: str
     outer: int
     N: int
     inner: int = 1
-    whole: int = 0  # the numbers of the row that N are a part of; 0: they are all of it
-    is_aligned: bool = True  # x and y begin at multiples of 16 bytes; rows are looked at when they are scanned
+    whole: int = 0  # length of the row that N is a part of; 0: N is the whole row
+    is_aligned: bool = True  # x and y are 16-byte aligned; kernels check each row
 
     @property
     def number_bytes(self) -> int:
-        """Of what it is computed in: float or int where the dtype is narrower."""
+        """Bytes of the compute type: float or int for narrower dtypes."""
         return max(4, DTYPE_BYTES[self.dtype])
 
     @property
@@ -93,7 +93,7 @@ class Scan:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether its columns are so long and so few that they are made rows first."""
+        """Whether its columns are so long and so few that they are transposed first."""
         return 1 < self.inner < MANY_COLUMNS and not self.how.reverse and self.row_bytes > SHORT_BYTES
 
     @property
@@ -110,22 +110,22 @@ class Scan:
 
     @property
     def tile(self) -> int:
-        """Numbers of a tile."""
+        """Elements per tile."""
         return THREADS * self.chunks * 16 // self.number_bytes
 
     @property
     def part(self) -> int:
-        """Numbers of a group: a long row may be scanned in parts that begin at multiples of it."""
+        """Elements per group: a long row may be scanned in parts that start at multiples of it."""
         return GROUP * self.tile
 
     @property
     def tiles(self) -> int:
-        """Of a row, or of its part."""
+        """Tiles per row, or per part of a row."""
         return -(-self.N // self.tile)
 
     @property
     def states(self) -> int:
-        """Of all rows' groups and tiles, cleared before each scan."""
+        """States of all rows' groups and tiles, cleared before each scan."""
         return self.outer * (self.tiles + -(-self.tiles // GROUP))
 
     def clearing(self, units: int, states: Scratch) -> KernelLaunch:
@@ -135,11 +135,11 @@ class Scan:
         return KernelLaunch(program, config, (states, Int64(self.states)), Budget(registers=32))
 
     def by_tiles(self, arch: str, x: Argument, y: Argument, states: Scratch) -> KernelLaunch:
-        """scan_tiles(x, y, states, before, after, N, tiles), behind clear_states"""
+        """scan_tiles(x, y, states, before, after, N, tiles), after clear_states"""
         program = Program(FOLDER / "tiles.cu", f"scan_tiles<{self.template}, {self.chunks}>")
         config = replace(in_line(self.outer * self.tiles), overlaps=arch not in ("sm_80", "sm_86", "sm_89"))
-        resident = 50 // self.chunks  # blocks that share a large multiprocessor
-        # Of a part: the total that it goes on from, and where its own goes.
+        resident = 50 // self.chunks  # blocks per SM, on large SMs
+        # Carry in and carry out of a part.
         totals: tuple[Argument, Argument] = (Input(1), Output(1)) if self.whole else (Int64(0), Int64(0))
         arguments = (x, y, states, *totals, Int64(self.N), UInt32(self.tiles))
         return KernelLaunch(program, config, arguments, Budget(65536 // (THREADS * resident) // 8 * 8, spill_bytes=48))
@@ -155,7 +155,7 @@ class Scan:
 
     @property
     def lanes(self) -> int:
-        """Of a warp, for a row: each takes 16 bytes at a time."""
+        """Lanes per row, 16 bytes each."""
         return min(32, 1 << max(0, math.ceil(self.N * self.number_bytes / 16) - 1).bit_length())
 
     def walk_template(self) -> str:
@@ -177,7 +177,7 @@ class Scan:
     # -- all launches --------------------------------------------------------------------------------------------
 
     def steps(self, device: Device) -> Steps:
-        """From input 0 to output 0, which may be the same memory; of a part, with the total before and behind it."""
+        """From input 0 to output 0, which may alias; a part also has its carry in and carry out."""
         if not self.outer * self.N * self.inner:
             return Steps(())
         if self.is_narrow:
@@ -192,7 +192,7 @@ class Scan:
         return self.clearing(device.units, states), self.by_tiles(device.arch, x, y, states)
 
     def _as_rows(self, device: Device) -> Steps:
-        """Few long columns: made rows in scratch memory, scanned there, and made columns again."""
+        """Few long columns: transposed to rows in scratch memory, scanned there, transposed back."""
         rows = replace(self, outer=self.outer * self.inner, inner=1)
         numbers, dtypes = self.outer * self.N * self.inner, (self.dtype, self.dtype)
         there, states = Scratch(0), Scratch(-(-numbers * DTYPE_BYTES[self.dtype] // _ALIGN_BYTES) * _ALIGN_BYTES)
@@ -213,9 +213,9 @@ class Scan:
 
 @dataclass(frozen=True)
 class ScanLowering:
-    """CumSum by itself, of rows of any length."""
+    """CumSum over rows of any length."""
 
-    scan: Scan  # of one row of the batch
+    scan: Scan  # of one batch row
     device: Device
 
     def at(self, B: int) -> Steps:
@@ -225,7 +225,7 @@ class ScanLowering:
 class ScanAlone:
     name = "scan"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # it adds up in the rows' own dtype, or better
+    precisions = tuple(PRECISIONS)  # accumulates in the rows' dtype or wider
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]

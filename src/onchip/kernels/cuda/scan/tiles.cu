@@ -1,21 +1,18 @@
-// scan/tiles.cu: running totals of long rows in one pass over memory, with the same bits in every run.
+// scan/tiles.cu: deterministic single-pass scan (prefix sum) of long rows.
 //
-// Idea    A block takes a tile to shared memory, where every thread finds the 16-byte pieces that it asked for itself,
-//         widened on the way where numbers of less than 4 bytes are scanned.
-//         It publishes the tile's total first and scans the tile while that is on its way to the others. Then the tile
-//         needs the total of everything before: the totals of the tiles before it in its group of 128, added up in a
-//         fixed order, behind the running total up to the end of the group before, which that group's last tile
-//         publishes. It waits for exactly these and never takes what is ready first, so floats come out the same.
-//         Five or six blocks share a multiprocessor: while some wait, the others read and write. Blocks begin in the
-//         order of their numbers (CUDA does not promise it; every chip does it), so those that a tile waits for are
-//         always under way. Value and flag of a total travel in one access of 16 bytes: no fence is needed.
-// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. From group to group
-//         the total takes some 1.4 us; the bytes of a group of tiles of 40 KB take 2.5.
-// Layout  x, y: rows of N numbers, one behind the other; y may be x. states: for every row those of its groups and of
-//         its tiles, cleared by the kernel before. before, after: the total that a row goes on from and the one it ends
-//         with, where it is scanned in parts that begin at multiples of a group.
-// Limits  Any N; ints of 1 to 8 bytes, all floats; sm_80 up. Rows that do not begin at a vector (scan/scan.cuh), and the
-//         last tile of a row if it is not whole, are read number by number.
+// Idea    A block loads a tile to shared memory by cp.async (16 B per thread; types below 4 bytes through registers).
+//         It publishes the tile's total, then scans the tile while the total propagates. A tile's prefix is the total
+//         up to the end of the previous group of 128 tiles, published by that group's last tile, and the totals of the
+//         tiles before it in its own group, in a fixed order. It waits for exactly these and never uses whichever is
+//         ready first, so floats are reproducible. 5 or 6 blocks per SM hide the wait. Blocks start in index order
+//         (not guaranteed by CUDA, true on every chip), so a tile only waits for running blocks. A total and its flag
+//         share one 16 B access: no fence.
+// Floor   Each element is read and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. A total takes some 1.4 us
+//         from group to group; the bytes of a group of 40 KB tiles take 2.5 us.
+// Layout  x, y: contiguous rows of N elements; y may alias x. states: per row, its groups then its tiles, cleared by
+//         clear_states. before, after: a row's carry in and out, where it is scanned in parts at multiples of a group.
+// Limits  Any N; ints of 1 to 8 bytes, all floats; sm_80 up. Rows not aligned to a vector and partial tiles load
+//         element by element.
 #include "scan/scan.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32, GROUP = 128;
@@ -24,7 +21,7 @@ struct __align__(16) State {
     unsigned long long value, is_ready;
 };
 
-// -- kernels that overlap: the one that clears lets the one that scans begin -----------------------------------------
+// -- programmatic dependent launch: clear_states lets scan_tiles start early ----------------------------------------
 
 __device__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
@@ -73,7 +70,7 @@ template <class Op, class Total, int COUNT> __device__ Total fold(const Total (&
 
 // -- a tile in shared memory -----------------------------------------------------------------------------------------
 
-// The total of a warp's pieces; all of its lanes get it.
+// The total of a warp's vectors; all lanes receive it.
 template <class Op, class T, int CHUNKS> __device__ T warp_total(const uint4* mine) {
     T total = Op::template identity<T>();
 #pragma unroll
@@ -85,7 +82,7 @@ template <class Op, class T, int CHUNKS> __device__ T warp_total(const uint4* mi
     return lanes_total<Op>(total);
 }
 
-// CHUNKS  16-byte pieces of a tile that a thread takes; fewer blocks then share a multiprocessor.
+// CHUNKS  16-byte vectors per thread; more of them mean fewer blocks per SM.
 template <class Op, class S, bool EXCLUSIVE, int CHUNKS>
 __global__ void __launch_bounds__(THREADS, 50 / CHUNKS)
 scan_tiles(const S* x, S* y, State* states, const typename Op::template Total<computed_t<S>>* before,
@@ -99,7 +96,7 @@ scan_tiles(const S* x, S* y, State* states, const typename Op::template Total<co
     const unsigned row = blockIdx.x / tiles, tile = blockIdx.x - row * tiles;
     const long long begin = tile * static_cast<long long>(TILE);
     const int size = static_cast<int>(min(N - begin, static_cast<long long>(TILE)));
-    const int at = (warp * CHUNKS * 32 + lane) * V, left = size - at;  // of the thread's first number, and from there
+    const int at = (warp * CHUNKS * 32 + lane) * V, left = size - at;  // the thread's first element
     x += row * N + begin + at;
     y += row * N + begin + at;
     const bool is_whole = size == TILE && is_aligned(x, y);
@@ -134,7 +131,7 @@ scan_tiles(const S* x, S* y, State* states, const typename Op::template Total<co
     const bool is_last = tile == tiles - 1, ends_group = place == GROUP - 1;
     if (threadIdx.x == THREADS - 1 && !is_last && !ends_group) publish(tile_states + place, fold<Op>(warp_totals));
 
-    T running = Op::template identity<T>();  // of the warp's chunks so far
+    T running = Op::template identity<T>();  // prefix over the warp's chunks so far
 #pragma unroll
     for (int j = 0; j < CHUNKS; ++j) {
         T v[V];
@@ -142,7 +139,7 @@ scan_tiles(const S* x, S* y, State* states, const typename Op::template Total<co
         scan_chunk<Op, 32, EXCLUSIVE>(v, running);
         memcpy(mine + j * THREADS, v, 16);
     }
-    if (warp < PARTS) {  // a thread for each tile of the group
+    if (warp < PARTS) {  // one thread per tile of the group
         Total found = Op::template identity<Total>();
         if (threadIdx.x < place) found = wait_for<Total>(tile_states + threadIdx.x);
 #pragma unroll

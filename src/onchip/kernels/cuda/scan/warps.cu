@@ -1,17 +1,17 @@
-// scan/warps.cu: running totals of many rows that are longer than a warp likes and shorter than a tile.
+// scan/warps.cu: scan (prefix sum) of many rows too long for one warp and shorter than a tile.
 //
-// Idea    A block has a row: as many warps as it takes, each with CHUNKS chunks of it in registers. Nothing is handed
-//         from block to block, so nothing is cleared before.
-// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
-//         instructions a float in the time of a copy; on sm_90a a thread has 672 for 32 floats, with both ways of
-//         loading and storing.
-// Order   That of scan/tiles.cu for a tile, which a row here is: to the bit.
-// Layout  x, y: rows of N numbers, one behind the other; y may be x.
-// Limits  N up to a tile; ints of 1 to 8 bytes, all floats; sm_80 up. Rows that do not begin at a vector (scan/scan.cuh) are
-//         read number by number.
+// Idea    A block per row: as many warps as needed, each with CHUNKS chunks in registers. No communication between
+//         blocks, so no state to clear.
+// Floor   Each element is read and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
+//         instructions per float in the time of a copy; on sm_90a a thread has 672 for 32 floats, with both load and
+//         store paths.
+// Order   Bit-identical to one tile of scan/tiles.cu.
+// Layout  x, y: contiguous rows of N elements; y may alias x.
+// Limits  N up to a tile; ints of 1 to 8 bytes, all floats; sm_80 up. Rows not aligned to a vector (scan/scan.cuh) load
+//         element by element.
 #include "scan/scan.cuh"
 
-constexpr int WARPS = 8, CHUNKS = 8;  // of a row at most, and of a warp
+constexpr int WARPS = 8, CHUNKS = 8;  // per row at most; per warp
 
 template <class Op, class S, bool EXCLUSIVE>
 __global__ void __launch_bounds__(32 * WARPS, 4) scan_warps(const S* x, S* y, long long N) {

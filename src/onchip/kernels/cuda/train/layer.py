@@ -1,4 +1,4 @@
-"""Layers as kernels that train on a GPU see them."""
+"""Layers as the CUDA training kernels see them."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import State, Struct
 
-ROW_FLOATS = 8  # rows begin at multiples of 32 bytes: what L2 moves
+ROW_FLOATS = 8  # rows are 32 B aligned, an L2 sector
 
 
 @dataclass(frozen=True)
 class TrainLayer:
-    """A Linear with its activation; its bias is a weight of an input that is 1."""
+    """A Linear with its activation; the bias is the weight of an input that is 1."""
 
     weight: str  # (N, D)
     bias: str | None
-    D: int  # inputs, the 1 not counted
+    D: int  # inputs, without the bias 1
     N: int
-    activation: tuple[int, int]  # code and bits of its parameter
+    activation: tuple[int, int]  # code, and bits of its parameter
 
     @property
     def terms(self) -> int:
-        """Of a sum: inputs, and the 1."""
+        """Reduction size: inputs and the bias 1."""
         return self.D + (self.bias is not None)
 
     @property
     def stride(self) -> int:
-        """Floats from row to row of its weights, and of what it reads."""
+        """Row stride in floats of its weights and of its input."""
         return round_up(self.terms, ROW_FLOATS)
 
 
 def gives(layers: Sequence[TrainLayer]) -> str:
-    """What layers give, as train/large_batch/targets.cuh is told."""
+    """Widths and activations as template arguments for train/large_batch/targets.cuh."""
     return ", ".join(f"Gives<{layer.N}, {layer.activation[0]}>" for layer in layers)
 
 
@@ -44,7 +44,7 @@ def tally_struct() -> Struct:
 
 
 def split_evenly(count: int, most: int) -> int:
-    """How many of `count` to take at a time, where `most` can be taken."""
+    """Size of equal rounds over `count` items with at most `most` per round."""
     return -(-count // -(-count // most))
 
 

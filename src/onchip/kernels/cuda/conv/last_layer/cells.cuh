@@ -1,9 +1,9 @@
-// conv/last_layer/cells.cuh: what conv/last_layer/mma.cu and conv/last_layer/sm90.cu share: numbers of cells on their way out.
+// conv/last_layer/cells.cuh: output stores of conv/last_layer/mma.cu and conv/last_layer/sm90.cu.
 #pragma once
 
 #include "common/epilogue.cuh"
 
-// What is computed in 16 bits is as exact as such numbers, however it is stored: a brief activation will do.
+// 16-bit operands limit the accuracy whatever Y is, so a fast_math activation suffices.
 template <int BYTES>
 struct StoredOf {
     using type = float;
@@ -18,7 +18,7 @@ __device__ __forceinline__ void store_number(Y* y, float v) {
     if constexpr (is_same<Y, unsigned char>) *y = static_cast<unsigned char>(ToPixels::apply(v));
     else store1(y, v);
 }
-// Two neighbours, at an even number of y.
+// Two adjacent elements, at an even offset of y.
 template <class Y>
 __device__ __forceinline__ void store_pair(Y* y, float first, float second) {
     if constexpr (is_same<Y, unsigned char>) {
@@ -29,8 +29,8 @@ __device__ __forceinline__ void store_pair(Y* y, float first, float second) {
         store_several(y, two);
     }
 }
-// What a lane has of 8 columns of a cell: two neighbouring ones, which lie `at` numbers from the cell's first; below 0:
-// nowhere. HAS_PAIRS: the second lies behind the first, at an even number.
+// A lane's two adjacent columns of a cell, at offsets `at` from the cell's first element; < 0: padding column.
+// HAS_PAIRS: the two are contiguous in y, at an even offset.
 template <bool HAS_PAIRS, class Y>
 __device__ __forceinline__ void store_two(Y* cell, const int (&at)[2], float first, float second) {
     if constexpr (HAS_PAIRS) {

@@ -1,4 +1,4 @@
-"""How conv_last and conv_last_wgmma cut y into cells: the host side of `Axis` in their .cu files."""
+"""How conv_last and conv_last_wgmma split y into cells: the host side of `Axis` in their .cu files."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ Table = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class CellAxis:
-    """An axis of y in cells. A cell's window is what any of its places reaches."""
+    """One axis of y in cells. A cell's window is the union of its positions' windows."""
 
     side_in: int
     side_out: int
-    cell: int  # places of a cell
+    cell: int  # positions per cell
     step: int  # pixels of x from one cell to the next
     first: int  # the pixel at the first tap of the first cell
-    taps: int  # of a cell's window
-    apart: int  # from one to the next, in pixels
-    table: Table  # by place of the cell and tap of its window: the weight's tap, or NO_TAP
+    taps: int  # taps of a cell's window
+    apart: int  # distance between them, in pixels
+    table: Table  # [position in the cell][tap of its window]: the weight's tap, or NO_TAP
 
     @property
     def cells(self) -> int:
         return math.ceil(self.side_out / self.cell)
 
     def pixels(self, cells: int) -> int:
-        """Of x, under so many cells."""
+        """Pixels of x under `cells` cells."""
         return (cells - 1) * self.step + (self.taps - 1) * self.apart + 1
 
 
-@functools.lru_cache(maxsize=256)  # planners ask for the same ones again and again
+@functools.lru_cache(maxsize=256)  # planners request the same ones repeatedly
 def cell_axis(geometry: Geometry, axis: int, times: int) -> CellAxis:
-    """Cells of so many places; of a transposed convolution, of so many pixels of x with all their phases."""
+    """Cells of `times` positions; transposed: of `times` pixels of x with all their phases."""
     g = geometry
     sides = g.sides_in[axis], g.sides_out[axis]
     taps, stride, before, dilation = g.taps[axis], g.stride[axis], g.before[axis], g.dilation[axis]
-    if g.is_transposed:  # place i reaches pixel p by tap t where i + before is p * stride + t * dilation
+    if g.is_transposed:  # position i reaches pixel p by tap t if i + before == p * stride + t * dilation
         cell, step, apart = stride * times, times, 1
         reached = [i + before - t * dilation for i in range(cell) for t in range(taps)]
         pixels = [way // stride for way in reached if way % stride == 0]
         first, last = min(pixels), max(pixels)
-    else:  # place i reaches pixel i * stride - before + t * dilation
+    else:  # position i reaches pixel i * stride - before + t * dilation
         cell, step, apart = times, stride * times, dilation if times == 1 else 1
         first, last = -before, (times - 1) * stride - before + (taps - 1) * dilation
     window = range(first, last + 1, apart)
@@ -68,13 +68,14 @@ def _tap(way: int, taps: int, dilation: int) -> int:
 
 
 def cell_weights(weight: Array, channels: int, columns: int, down: Table, right: Table, channel_axis: int) -> Array:
-    """(N, C, taps...), or (C, N, taps...), as (taps of a window, channels, columns): a column for each channel of each
+    """(N, C, taps...) or (C, N, taps...) -> (taps of a window, channels, columns), zero-padded.
 
-    place of a cell, zeros filled in. down, right: CellAxis.table
+    columns      one per position of a cell and channel of y
+    down, right  CellAxis.table
     """
     turned = np.moveaxis(weight, channel_axis, 0)  # (C, N, taps...)
     C, N = turned.shape[:2]
-    taps = turned.reshape(C, N, -1, turned.shape[-1])  # one axis is an image of one row
+    taps = turned.reshape(C, N, -1, turned.shape[-1])  # 1D is an image of one row
     full = np.zeros((len(down[0]), len(right[0]), channels, len(down), len(right), N), weight.dtype)
     for i, lines in enumerate(down):
         for a, h in enumerate(lines):

@@ -1,4 +1,4 @@
-"""What conv_last and conv_last_wgmma take of a network: a convolution to few channels, and the layers around it."""
+"""The layers that conv_last and conv_last_wgmma fuse: a convolution to few channels and the layers around it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from onchip.network.layers import Cast, Convolution, Elementwise, Permute, ToPix
 from onchip.plan.kernel import Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 
-MOST_CHANNELS = 16  # of y: more of them fill tiles by themselves
-LEAST_CHANNELS = 16  # of x: fewer leave a step empty
+MOST_CHANNELS = 16  # of y: more of them fill tiles on their own
+LEAST_CHANNELS = 16  # of x: fewer leave a step partly empty
 
 
 @dataclass(frozen=True)
 class LastLayers:
-    """A convolution with its activation, Casts around it and ToPixels behind, and perhaps a Permute among them."""
+    """A convolution with its activation, surrounding Casts, a following ToPixels, and an optional Permute."""
 
     nodes: tuple[Node, ...]
     geometry: Geometry
-    is_last: bool = False  # whether y's channels are
+    is_last: bool = False  # whether y is NHWC
 
     @property
     def conv(self) -> Node:
@@ -50,15 +50,15 @@ class LastLayers:
 
     @property
     def gives(self) -> Mapping[str, str]:
-        """With a Permute among the layers, rows have channels last."""
+        """NHWC output; with a Permute among the layers, its shape is already channels-last."""
         is_turned = any(isinstance(node.layer, Permute) for node in self.nodes)
         return {self.nodes[-1].name: CHANNELS_LAST} if self.is_last and not is_turned else {}
 
 
 def find_last_layers(net: Network, start: int) -> Iterator[LastLayers]:
-    """A convolution inside a network to few channels, with its activation, Casts around it and ToPixels behind.
+    """Find a convolution to few channels, not on the network's input, with its activation, Casts and ToPixels.
 
-    Channels of y lie in front, or last; or last because a Permute behind puts them there.
+    Yields y in NCHW, in NHWC, and with a following Permute to NHWC fused.
     """
     nodes = find_nodes(net, start, (Convolution, TransposedConvolution))
     if not nodes:
@@ -79,7 +79,7 @@ def find_last_layers(net: Network, start: int) -> Iterator[LastLayers]:
 
 
 def _turned(net: Network, start: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes, a Permute behind them that puts channels last, and a Cast or ToPixels; none without such a Permute."""
+    """The nodes, extended by a Permute to NHWC and a Cast or ToPixels; empty if there is no such Permute."""
     found = list(nodes)
     channels_last = (0, *range(2, len(net.types[nodes[-1].name].shape)), 1)
     for node in net.nodes[start + len(nodes) : start + len(nodes) + 2]:

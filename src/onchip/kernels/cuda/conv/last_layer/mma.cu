@@ -1,52 +1,43 @@
-// conv/last_layer/mma.cu: convolutions and transposed ones to few channels of y, as the last layers of networks that make images
-// are, on the tensor cores.
+// conv/last_layer/mma.cu: convolution and transposed convolution to few output channels (last layers) by mma.sync.
 //
-// Idea    y falls into cells of a few places, whose channels all are columns of one product: a cell is the window of pixels
-//         that any of its places reaches, times weights that are zero where a place does not reach. Of a transposed
-//         convolution a cell has the places of all phases, and all of them read each pixel of x together. A block brings
-//         the pixels under a tile of cells to shared memory once; lanes find a window's pixels there by ldmatrix, wherever
-//         it begins. Weights lie there as fragments, too, where there is room, two fragments of cells for one of weights.
-//         What is made is put together in shared memory as y lies, channels last or in rows, and leaves in whole lines
-//         while the next tile's pixels are on their way.
-// Order   A sum runs over the window's taps, then channels, STEP terms an instruction; of fp32 it is added to a total every
-//         PART terms. Then comes the bias. Neither the tile nor B decides anything.
-// Floor   x in and y out. 64 -> 3 channels, 5x5 by steps of 2, 32x32 -> 64x64, B = 5,248, float16: 817 MB / 4.8 TB/s =
-//         170 us; 52 Gflop / 989 Tflop/s = 52 us. Cells of 2x2 places multiply 9 taps by 16 columns, 99 Gflop, and read
-//         9.3 GB of shared memory: 313 us at 128 B a clock. An H200 took 661 us, bound by instructions: conv/last_layer/sm90.cu
-//         has what is 16 bits there. In fp32, cells of 4x2 places in one block a multiprocessor took 2.56 ms.
-// Layout  x (B, H, W, C), y (B, HO, WO, N) or (B, N, HO, WO); w as conv/warp_mma.cuh has it, k over taps and channels, a column
-//         for each channel of each place of a cell; bias (N) or none. One axis is an image of one row.
-// Shared  For each pixel under a tile its channels, filled up to whole steps, and 16 B, so that eight neighbours lie in
-//         different banks; a tile of y; 8 B a column; the weights, if that leaves half of it.
-// Limits  Less than 2^31 tiles; C numbers are a multiple of 16 B; images of less than 2^31 numbers; sm_80 up. A number that
-//         is not finite makes NaNs of all places of the cells whose windows have it.
+// Idea    y is split into cells of a few positions; their channels are the columns of one gemm. k is the union of their
+//         windows, with zero weights where a position does not reach. A cell of a transposed convolution has all
+//         phases. A persistent block stages the pixels under a tile of cells once; ldmatrix reads windows at any
+//         offset. y is assembled in shared memory and stored in whole rows while cp.async loads the next tile.
+// Order   k over the window's taps, then channels, STEP per instruction; fp32 is added to a total every PART elements.
+// Floor   64 -> 3, 5x5, stride 2, 32x32 -> 64x64, B = 5,248, float16: 817 MB / 4.8 TB/s = 170 us. Cells of 2x2 read 9.3
+//         GB of shared memory: 313 us. H200: 661 us, issue-bound (sm90.cu: 280 us); fp32, 4x2: 2.56 ms.
+// Layout  x (B, H, W, C), y (B, HO, WO, N) or (B, N, HO, WO); w as in conv/warp_mma.cuh, k = (taps, channels), columns
+//         = (positions of a cell, channels); bias (N) or nullptr. 1D is an image of one row.
+// Shared  Padded channels + 16 B per pixel (no bank conflicts); a tile of y; 8 B per column; weights if they fit.
+// Limits  < 2^31 tiles; C a multiple of 16 B; < 2^31 elements per image; sm_80 up. Inf or NaN spreads to its cells.
 #include "mma/tma.cuh"
 #include "conv/last_layer/cells.cuh"
 #include "conv/warp_mma.cuh"
 #include "common/fast_divide.cuh"
 
-constexpr int CREW = 8, CREW_THREADS = 32 * CREW;  // warps of a block
-constexpr int STEP_BYTES = 32;                     // of a pixel's channels, in a step of k
+constexpr int CREW = 8, CREW_THREADS = 32 * CREW;  // warps per block
+constexpr int STEP_BYTES = 32;                     // bytes of channels per step of k
 
 struct Axis {
-    int in, out;        // pixels of x, places of y
-    int cell, step;     // places of a cell; pixels from one cell to the next
+    int in, out;        // pixels of x, positions of y
+    int cell, step;     // positions per cell; pixels from one cell to the next
     int first;          // the pixel at the first tap of the first cell
-    int taps, apart;    // of a cell's window, and from one to the next in pixels
-    int cells, pixels;  // of a tile, and of x under it
-    Divider by_cells, by_pixels, by_tiles;  // by_tiles: of an image
+    int taps, apart;    // taps of a cell's window, and their distance in pixels
+    int cells, pixels;  // cells per tile, and pixels of x under it
+    Divider by_cells, by_pixels, by_tiles;  // by_tiles: per image
 };
 
 struct Layer {
     int C, N;
-    int steps, chunks;  // of k, of each tap; of 8 NT columns
-    int pitch;          // bytes of a pixel in shared memory
-    int images;         // of a tile
-    u32 is_last;        // whether y's channels are
-    int unit;           // bytes that leave at once
-    u32 holds_weights;  // whether they lie in shared memory
+    int steps, chunks;  // steps of k per tap; chunks of 8 NT columns
+    int pitch;          // bytes per pixel in shared memory
+    int images;         // images per tile
+    u32 is_last;        // whether y is NHWC
+    int unit;           // bytes per store
+    u32 holds_weights;  // whether weights are in shared memory
     Axis h, w;
-    Divider by_pieces;  // of a pixel
+    Divider by_pieces;  // pieces per pixel
 
     __device__ __forceinline__ int lines() const { return h.cells * h.cell; }  // of a tile of y
     __device__ __forceinline__ int places() const { return w.cells * w.cell; }
@@ -76,9 +67,9 @@ struct Cell {
     }
 };
 
-// Threads share lines: a team of them has every so many, and goes over each piece by piece.
+// Assigns rows to groups of threads: a warp per row, or the whole block if there are few rows.
 struct Team {
-    int size, first, count, mine;  // threads; its number, and how many there are; the thread's own number
+    int size, first, count, mine;  // threads per group; its index; number of groups; the thread's index in it
 
     __device__ __forceinline__ explicit Team(int lines) {
         size = lines < CREW ? CREW_THREADS : 32;
@@ -86,12 +77,12 @@ struct Team {
     }
 };
 
-// All threads ask for the pixels under a tile, zeros where there are none.
+// Loads the pixels under a tile, zeros in the padding: by cp.async, or through registers if they are converted.
 template <class P, class X>
 __device__ __forceinline__ void fetch_pixels(const Layer& t, const Tile& tile, const X* x, long long B, char* room) {
     using Number = typename P::Number;
     constexpr bool IS_DIRECT = is_same<X, Number>;
-    constexpr int E = IS_DIRECT ? 16 / static_cast<int>(sizeof(X)) : 4;  // numbers of a piece
+    constexpr int E = IS_DIRECT ? 16 / static_cast<int>(sizeof(X)) : 4;  // elements per piece
     const Team team(t.images * t.h.pixels);
     u32 first = team.mine, step = team.size;
     const int first_piece = take_rest(first, t.by_pieces), step_piece = take_rest(step, t.by_pieces);
@@ -109,30 +100,32 @@ __device__ __forceinline__ void fetch_pixels(const Layer& t, const Tile& tile, c
             char* const at = to + pixel * t.pitch + c * static_cast<int>(sizeof(Number));
             if constexpr (IS_DIRECT) {
                 const int bytes = is_there ? 16 : 0;
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared_address(at)), "l"(there), "r"(bytes)
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                             :: "r"(shared_address(at)), "l"(there), "r"(bytes)
                              : "memory");
             } else {
                 store4(reinterpret_cast<Number*>(at), is_there ? load4(there) : float4{});
             }
-            pixel += step, piece += step_piece;  // counted on, not divided
+            pixel += step, piece += step_piece;  // increments instead of dividing
             if (piece >= static_cast<int>(t.by_pieces.size)) piece -= t.by_pieces.size, ++pixel;
         }
     }
 }
 
-// What a warp multiplies in a step: 16 MT cells, 8 NT columns.
+// Operands of a warp's step: 16 MT cells, 8 NT columns.
 template <class P, int MT, int NT>
 struct Fragments {
     static constexpr int PARTS = is_same<P, Fp32> ? 2 : 1;
     u32 rows[MT][4];
     uint2 weights[PARTS][NT];
 
-    // at  the lane's row of each 16: lanes 16 on have the second half of the step
+    // at  the lane's row of each 16; lanes from 16 on address the second half of the step
     __device__ __forceinline__ void read(const u32 (&at)[MT], u32 further, const uint2* w, int lower) {
 #pragma unroll
         for (int i = 0; i < MT; ++i)
             asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                         : "=r"(rows[i][0]), "=r"(rows[i][1]), "=r"(rows[i][2]), "=r"(rows[i][3]) : "r"(at[i] + further));
+                         : "=r"(rows[i][0]), "=r"(rows[i][1]), "=r"(rows[i][2]), "=r"(rows[i][3])
+                         : "r"(at[i] + further));
 #pragma unroll
         for (int i = 0; i < PARTS * NT; ++i) weights[i / NT][i % NT] = w[i / NT * lower + i % NT * 32];
     }
@@ -147,7 +140,7 @@ struct Fragments {
     }
 };
 
-// Where the next step's channels lie, from a cell's first pixel on: counted on, not divided.
+// Offset of the next step's channels from a cell's first pixel; increments instead of dividing.
 struct Walk {
     u32 at = 0;
     int step = 0, tap = 0;
@@ -160,15 +153,16 @@ struct Walk {
     }
 };
 
-// A tile of y goes out: runs of numbers that lie together in y, by units of Unit.
+// Stores a tile of y in contiguous runs, by elements of type Unit.
 template <class Unit, class Y>
 __device__ __forceinline__ void move_out(const Layer& t, const Tile& tile, const Y* made, Y* y, long long B) {
-    const int planes = t.is_last ? 1 : t.N, numbers = t.is_last ? t.N : 1;  // of a place, one after the other
+    const int planes = t.is_last ? 1 : t.N, numbers = t.is_last ? t.N : 1;  // contiguous per position
     const int top = tile.top * t.h.cell, left = tile.left * t.w.cell;
     const int lines = min(t.lines(), t.h.out - top), places = min(t.places(), t.w.out - left);
     const long long images = min(static_cast<long long>(t.images), B - tile.image);
     const bool joins_lines = t.places() == t.w.out, joins_planes = joins_lines && t.lines() == t.h.out;
-    const int all_lines = static_cast<int>(images) * planes * lines, run_lines = joins_planes ? all_lines : joins_lines ? lines : 1;
+    const int all_lines = static_cast<int>(images) * planes * lines,
+              run_lines = joins_planes ? all_lines : joins_lines ? lines : 1;
     const u32 runs = all_lines / run_lines, runs_a_plane = joins_planes ? 1 : lines / run_lines;
     constexpr u32 V = sizeof(Unit) / sizeof(Y);
     const u32 units = run_lines * places * numbers / V;
@@ -177,13 +171,14 @@ __device__ __forceinline__ void move_out(const Layer& t, const Tile& tile, const
     const Team team(runs);
     for (u32 run = team.first; run < runs; run += team.count) {
         const u32 plane = run / runs_a_plane, line = run % runs_a_plane;
-        const Unit* const from = reinterpret_cast<const Unit*>(made + (plane * t.lines() + line) * t.places() * numbers);
+        const Unit* const from =
+            reinterpret_cast<const Unit*>(made + (plane * t.lines() + line) * t.places() * numbers);
         Unit* const there = reinterpret_cast<Unit*>(to + (static_cast<long long>(plane) * t.h.out + line) * line_out);
         for (u32 at = team.mine; at < units; at += team.size) there[at] = from[at];
     }
 }
 
-// 16 MT cells a warp at a time, 8 NT columns.
+// A warp computes 16 MT cells x 8 NT columns at a time.
 template <class P, class X, class Y, int NT>
 __global__ void __launch_bounds__(CREW_THREADS, is_same<P, Fp32> ? 2 : 3)
 conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
@@ -203,9 +198,9 @@ conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __r
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
 
     let_next_begin();
-    // Of each column: where its number lies, from the cell's first on, and its bias. Those behind the last have none.
+    // Per column: its offset from the cell's first element, and its bias. Padding columns have offset -1.
     const int numbers = t.is_last ? t.N : 1, plane = t.is_last ? 0 : t.lines() * t.places();
-    const bool has_pairs = t.is_last && t.w.cell * t.N % 2 == 0;  // of columns, that are neighbours in y
+    const bool has_pairs = t.is_last && t.w.cell * t.N % 2 == 0;  // adjacent columns are adjacent in y
     for (int i = threadIdx.x; i < all_columns; i += CREW_THREADS) {
         const int n = i % t.N, place = i / t.N;
         const int at = (place / t.w.cell * t.places() + place % t.w.cell) * numbers + (t.is_last ? n : n * plane);
@@ -225,7 +220,7 @@ conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __r
     for (u32 number = blockIdx.x; number < tiles; number += gridDim.x) {
         const Tile tile(t, number);
         asm volatile("cp.async.wait_all;" ::: "memory");
-        __syncthreads();  // the pixels are there, and nobody moves the tile before out any more
+        __syncthreads();  // the pixels have landed, and the previous tile is stored
         for (int job = warp; job < jobs; job += CREW) {
             const int first = job / t.chunks * (16 * MT), chunk = job % t.chunks;
             u32 at[MT];
@@ -234,7 +229,8 @@ conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __r
                 const int mine = first + 16 * i + lane % 16;
                 const Cell cell(t, mine < cells ? mine : 0);
                 const u32 line = cell.image * t.h.pixels + cell.h * t.h.step;
-                at[i] = shared_address(pixels) + (line * t.w.pixels + cell.w * t.w.step) * t.pitch + lane / 16 * (STEP_BYTES / 2);
+                at[i] = shared_address(pixels) + (line * t.w.pixels + cell.w * t.w.step) * t.pitch +
+                        lane / 16 * (STEP_BYTES / 2);
             }
             const uint2* weights = all_weights + chunk * NT * 32 + lane;
             Sums<P, NT> sums[MT];
@@ -284,7 +280,7 @@ conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __r
                 }
             }
         }
-        __syncthreads();  // the tile is made, and nobody reads its pixels any more
+        __syncthreads();  // the tile is complete, and its pixels are free
         if (number + gridDim.x < tiles) fetch_pixels<P>(t, Tile(t, number + gridDim.x), x, B, pixels);
         if (t.unit == 16) move_out<uint4>(t, tile, made, y, B);
         else if (t.unit == 4 && sizeof(Y) < 4) move_out<u32>(t, tile, made, y, B);

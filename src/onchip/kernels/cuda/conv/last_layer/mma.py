@@ -1,4 +1,4 @@
-"""Host side of conv/last_layer/mma.cu: convolutions to few channels of y, on the tensor cores."""
+"""Host side of conv/last_layer/mma.cu: convolution to few output channels on the tensor cores."""
 
 from __future__ import annotations
 
@@ -51,32 +51,32 @@ from onchip.plan.kernel import Claim, Job, Refusal
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 MADE = NUMBERS | {"uint8": "unsigned char"}
-GROUPS = (1, 2, 3)  # tiles of 8 columns that a warp makes at a time
-READ_BYTES = 16  # of channels
-STEP_BYTES = 32  # of channels, in a step of k
-CREW, FRAGMENTS = 8, 2  # warps of a block, and fragments of 16 cells that each makes at a time
-BLOCK_BYTES = 1 << 10  # of shared memory, which a block takes for itself
-MOST_CELLS = CREW * FRAGMENTS * 16  # of a tile
-LINES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # cells of a line of a tile, at most
-# Clocks of a multiprocessor: for a fragment of 16 rows or of 8 columns of weights, as shared memory gives 128 B a
-# clock; for a product; for 16 cells and 8 columns behind their last.
+GROUPS = (1, 2, 3)  # tiles of 8 columns per warp tile
+READ_BYTES = 16  # alignment of a pixel's channels
+STEP_BYTES = 32  # bytes of channels per step of k
+CREW, FRAGMENTS = 8, 2  # warps per block, and fragments of 16 cells per warp tile
+BLOCK_BYTES = 1 << 10  # shared memory that the system reserves per block
+MOST_CELLS = CREW * FRAGMENTS * 16  # per tile
+LINES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # cells per row of a tile, at most
+# Clocks of an SM: for a fragment of 16 rows or of 8 columns of weights, at 128 B of shared memory per clock; for an
+# mma; for the epilogue of 16 cells and 8 columns.
 ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS = 4, 2, 1.5, 50
-# Of a warp's step: its instructions, and more for 8 columns each, of fp32 twice as many. By itself it takes so many,
-# and so many more of fp32, or with weights that lie in memory. Faces' last layer took what this comes to within a
-# quarter, in fp16, tf32 and fp32, with 4 to 24 warps (H200).
+# Per warp step: issue clocks, more per 8 columns, twice for fp32. A lone warp takes STEP_CLOCKS, more for fp32 or with
+# weights in global memory. Within a quarter of the measured last layer of `faces` in fp16, tf32 and fp32 with 4 to 24
+# warps (H200).
 ISSUE_CLOCKS, GROUP_CLOCKS, STEP_CLOCKS, PARTS_CLOCKS, FAR_CLOCKS = 10, 4, 280, 220, 200
-CLOCK_BYTES = 64  # of pixels that come to shared memory, a clock
-# Of any launch, and of a step among a warp's others, by the parts of a number: with one image, 36 steps took 4 us in
-# fp16, and 54 took 18 in fp32.
+CLOCK_BYTES = 64  # pixels loaded into shared memory per clock
+# Per launch, and per step of a lone warp, by the number of TF32 parts: one image took 4 us for 36 steps in fp16, and
+# 18 us for 54 in fp32.
 HEAD_US, STEP_US = 1.2, {1: 0.08, 2: 0.22}
-CUT_LINES = 1.2  # what parts of lines cost more than whole ones, which leave together
+CUT_LINES = 1.2  # cost of partial rows relative to whole ones, which are stored together
 Axes = tuple[CellAxis, CellAxis]
-Tile = tuple[int, int, int]  # images; lines of cells, and cells of a line
+Tile = tuple[int, int, int]  # images; rows of cells, and cells per row
 
 
 @dataclass(frozen=True)
 class ConvLastLowering:
-    """A convolution with its activation, and pixels made of it, as one launch."""
+    """A convolution with its activation and an optional ToPixels, lowered to one launch."""
 
     geometry: Geometry
     precision: str
@@ -85,22 +85,22 @@ class ConvLastLowering:
     has_bias: bool
     units: int
     fast_bytes: int
-    is_last: bool = False  # whether channels of y are
-    times: Pair = (1, 1)  # the size of cells (cell_axis)
+    is_last: bool = False  # whether y is NHWC
+    times: Pair = (1, 1)  # size of cells (cell_axis)
 
     @property
     def steps(self) -> int:
-        """Of k, of each tap."""
+        """Steps of k per tap."""
         return math.ceil(self.geometry.C / PRECISIONS[self.precision].step)
 
     @property
     def pitch(self) -> int:
-        """Bytes of a pixel in shared memory: an odd number of pieces, so that neighbours lie in different banks."""
+        """Bytes per pixel in shared memory: an odd number of 16 B pieces, so neighbours hit different banks."""
         return self.steps * STEP_BYTES + READ_BYTES
 
     @property
     def most_blocks(self) -> int:
-        """Of a multiprocessor, as registers allow."""
+        """Blocks per SM that registers allow."""
         return 2 if PRECISIONS[self.precision].parts > 1 else 3
 
     @property
@@ -111,7 +111,7 @@ class ConvLastLowering:
         return cell_axis(self.geometry, 0, times[0]), cell_axis(self.geometry, 1, times[1])
 
     def with_best_cells(self) -> ConvLastLowering:
-        """The same with cells that take the fewest clocks, whatever B."""
+        """The same with the cells of fewest clocks, whatever B."""
         pairs = [(down, right) for right in (1, 2) for down in range(1, 9)]
         allowed = [pair for pair in pairs if self._may_have(0, pair[0]) and self._may_have(1, pair[1])]
         return replace(self, times=min(allowed, key=lambda times: self._clocks(self._axes(times))))
@@ -122,21 +122,21 @@ class ConvLastLowering:
         return times == 1 or (places < 2 * g.sides_out[axis] and g.dilation[axis] == 1)
 
     def _clocks(self, axes: Axes) -> float:
-        """Of an image in large tiles."""
+        """Clocks per image in large tiles."""
         return self._tile_clocks(axes, *(self._large_tile(axes) or (1, (1, 1, 1))))
 
     def _tile_clocks(self, axes: Axes, blocks: int, tile: Tile) -> float:
-        """Of an image: shared memory's, the tensor cores', the instructions', or those that too few warps wait."""
+        """Clocks per image: the maximum of shared memory, tensor cores, issue, and latency with too few warps."""
         (down, right), (images, h, w), precision = axes, tile, PRECISIONS[self.precision]
         columns = math.ceil(self._columns(axes) / COLUMNS)
         group = self._group(columns)
         chunks = math.ceil(columns / group)
         has_parts = precision.parts > 1
-        conflicts = math.gcd(right.step, 8)  # of rows that are so far apart
+        conflicts = math.gcd(right.step, 8)  # bank conflicts of rows so far apart
         shared = FRAGMENTS * ROWS_CLOCKS * conflicts + precision.parts * group * WEIGHTS_CLOCKS
         products = PRODUCT_CLOCKS * FRAGMENTS * group * (3 if has_parts else 1)
         issued = precision.parts * (ISSUE_CLOCKS + GROUP_CLOCKS * group)
-        jobs = math.ceil(images * h * w / (16 * FRAGMENTS)) * chunks  # of a tile
+        jobs = math.ceil(images * h * w / (16 * FRAGMENTS)) * chunks  # per tile
         alone = STEP_CLOCKS + (PARTS_CLOCKS if has_parts else 0) + (0 if self._holds_weights(axes) else FAR_CLOCKS)
         step = max(shared, products, issued, alone / (blocks * min(CREW, jobs)))
         pixels = images * down.pixels(h) * right.pixels(w) * self.pitch / CLOCK_BYTES
@@ -144,7 +144,7 @@ class ConvLastLowering:
         return tiles * (jobs * down.taps * right.taps * self.steps * step + pixels)
 
     def _group(self, tiles: int) -> int:
-        """Of GROUPS, the one that makes the fewest columns for nothing, the larger of two such."""
+        """The element of GROUPS with the least column padding; the larger on a tie."""
         return min(GROUPS, key=lambda group: (round_up(tiles, group), -group))
 
     def _columns(self, axes: Axes) -> int:
@@ -160,7 +160,7 @@ class ConvLastLowering:
 
     @property
     def all_columns(self) -> int:
-        """Filled up to whole groups."""
+        """Columns, padded to whole groups."""
         return round_up(self.columns, COLUMNS * self.group)
 
     def shared_bytes(self, tile: Tile) -> int:
@@ -180,21 +180,21 @@ class ConvLastLowering:
         return precision.parts * down.taps * right.taps * self.steps * STEP_BYTES * columns
 
     def _holds_weights(self, axes: Axes) -> bool:
-        """Whether weights lie in shared memory, and leave half of it."""
+        """Whether weights are kept in shared memory: if half of it remains."""
         return 2 * self._weight_bytes(axes) <= self.fast_bytes
 
     def _fits(self, axes: Axes, tile: Tile, blocks: int) -> bool:
-        """Whether so many blocks of a multiprocessor may make such tiles."""
+        """Whether so many blocks per SM fit in shared memory with this tile."""
         return blocks * (self._shared_bytes(axes, tile) + BLOCK_BYTES) <= self.fast_bytes
 
     def _large_tile(self, axes: Axes) -> tuple[int, Tile] | None:
-        """Blocks of a multiprocessor and their tile that take the fewest clocks: few blocks have large ones."""
+        """Blocks per SM and tile with the fewest clocks: fewer blocks allow larger tiles."""
         found = [(blocks, self._tile_of(axes, blocks)) for blocks in range(self.most_blocks, 0, -1)]
         tiles = [(blocks, tile) for blocks, tile in found if tile is not None]
         return min(tiles, key=lambda each: self._tile_clocks(axes, *each), default=None)
 
     def _tile_of(self, axes: Axes, blocks: int) -> Tile | None:
-        """The tile with the fewest pixels beside its cells, of so many blocks of a multiprocessor."""
+        """The tile with the least halo, for so many blocks per SM."""
         down, right = axes
 
         def pixels_a_cell(tile: Tile) -> float:
@@ -216,9 +216,9 @@ class ConvLastLowering:
         return images, h, w
 
     def tile(self, B: int) -> Tile | None:
-        """The large one; None: there is room for no cell.
+        """The large tile, with fewer cells if there would be fewer tiles than SMs; None if no cell fits.
 
-        Fewer cells where there would be fewer tiles than multiprocessors. All make the same bits.
+        All compute the same bits.
         """
         found = self._large_tile(self.axes)
         if found is None:
@@ -246,7 +246,7 @@ class ConvLastLowering:
         return ""
 
     def rate(self, B: int) -> float:
-        """Of the steady rate: the products that are asked for, among all that a multiprocessor spends clocks on."""
+        """Share of the sustained rate: useful mma clocks among all clocks of an SM."""
         g, tile, precision, (down, right) = self.geometry, self.tile(B), PRECISIONS[self.precision], self.axes
         assert tile is not None
         finish = math.ceil(down.cells * right.cells / 16) * self.all_columns / COLUMNS * FINISH_CLOCKS
@@ -257,7 +257,7 @@ class ConvLastLowering:
 
     @property
     def least_us(self) -> float:
-        """However few images there are."""
+        """Time of a launch, whatever B."""
         down, right = self.axes
         return HEAD_US + STEP_US[PRECISIONS[self.precision].parts] * down.taps * right.taps * self.steps
 
@@ -267,7 +267,7 @@ class ConvLastLowering:
         return Steps((self.launch(B),))
 
     def unit(self, tile: Tile) -> int:
-        """Bytes of y that a thread moves at once: 16 or 4 where runs of y are multiples of them, else a number's."""
+        """Bytes per store of y: 16 or 4 if contiguous runs are multiples, else one element."""
         (down, right), (_, h, w), (H, W) = self.axes, tile, self.geometry.sides_out
         numbers, planes = (self.geometry.N, 1) if self.is_last else (1, self.geometry.N)
         run = W * numbers
@@ -315,7 +315,7 @@ class ConvLast:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """A convolution inside a network to few channels (conv/last_layer/match.py)."""
+        """Claim a convolution to few channels (conv/last_layer/match.py)."""
         if job.is_training or device.arch not in ARCHITECTURES:
             return
         for run in find_last_layers(net, start):
@@ -362,7 +362,7 @@ def _recipes(net: Network, node: Node, lowering: ConvLastLowering) -> dict[str, 
 def cell_fragments(
     weight: Array, per_word: int, channels: int, columns: int, down: Table, right: Table, channel_axis: int
 ) -> Array:
-    """A cell's weights (cell_weights) in fragments: k over a window's taps and channels, columns over a cell's."""
+    """A cell's weights (cell_weights) as fragments: k over the window's taps and channels."""
     full = cell_weights(weight, channels, columns, down, right, channel_axis)
     return in_fragments(full.reshape(-1, columns), per_word)
 

@@ -1,61 +1,50 @@
-// conv/last_layer/sm90.cu: convolutions and transposed ones to few channels of y, as conv/last_layer/mma.cu makes them, in 16 bits at the
-// rate at which Hopper's tensor cores read shared memory.
+// conv/last_layer/sm90.cu: convolution and transposed convolution to few output channels, 16 bits, by TMA and wgmma.
 //
-// Idea    y falls into cells as in conv/last_layer/mma.cu, one pixel of x apart along a line: 64 cells are the rows of a product, the
-//         channels of a cell's places its columns. One warp has patches of pixels brought by the tensor memory accelerator,
-//         several ahead, each pixel once, zeros where there are none. Eight cells of a line are eight neighbouring pixels
-//         there, and eight lines of cells lie as many lines of the patch apart as cells do: the tensor cores read a tap of
-//         64 windows where the patch lies, and the next tap is another address. Weights lie in shared memory for the whole
-//         launch. TEAMS times four warps have a tile of 64 cells each; while some finish theirs, others multiply. What a
-//         warp has made is put together in shared memory as y lies, and leaves in runs of a few lines.
-//         What conv/last_layer/mma.cu does by ldmatrix and mma.sync takes 805,000 instructions of a scheduler for the case below,
-//         which is what it waits for; this takes 320,000.
-// Order   A sum runs over the window's taps, then channels, 16 terms an instruction. Then comes the bias. Neither the patch
-//         nor B decides anything.
-// Floor   x in and y out. 64 -> 3 channels, 5x5 by steps of 2, 32x32 -> 64x64, B = 5,248, float16: 817 MB / 4.8 TB/s =
-//         170 us. Cells of 4x2 places have windows of 12 taps and 24 columns: a product of 64 cells and 16 terms reads
-//         2 KB of rows and 0.75 KB of weights, 22 clocks at 128 B each, and multiplies for 12. That is 335,000 clocks of a
-//         multiprocessor, 191 us at 1.755 GHz; the pixels' way into shared memory takes 28 us more of it. An H200 took
-//         280 us with shared memory busy for 83 % of them (conv/last_layer/mma.cu: 661 us); to float32 303 us, to pixels 285 us.
-// Layout  x (B, H, W, C), y (B, HO, WO, N) or (B, N, HO, WO); w (taps, blocks of 64 channels, columns, 64); bias (N) or
-//         none. One axis is an image of one line.
-// Shared  STAGES patches: 128 B a pixel and block of 64 channels; the weights; y of TEAMS tiles; 8 B a column, and a piece
-//         of what a warp makes; 1 KB to begin at a multiple of it.
-// Limits  Cells are one pixel apart along a line: no strides there but a transposed convolution's. C numbers are a multiple
-//         of 16 B; less than 2^31 patches; weights and two patches fit; sm_90a. A number that is not finite makes NaNs of
-//         all places of the cells whose windows have it.
+// Idea    Cells as in conv/last_layer/mma.cu, one pixel of x apart along a row: 64 cells are the M of a gemm, the
+//         channels of a cell's positions its N. Persistent: weights stay in shared memory, a producer warp loads
+//         patches of x by TMA. Adjacent cells are adjacent pixels and groups of eight have a fixed pitch, so a wgmma
+//         descriptor addresses a tap of 64 windows in place. Epilogues overlap the wgmma of the other TEAMS - 1
+//         warpgroups. It issues 320,000 instructions per scheduler for the case below, mma.cu 805,000.
+// Order   k over the window's taps, then channels, 16 per instruction; then the bias. Independent of patch and B.
+// Floor   64 -> 3, 5x5, stride 2, 32x32 -> 64x64, B = 5,248, float16: 817 MB / 4.8 TB/s = 170 us. Shared memory, cells
+//         of 4x2: 2.75 KB per wgmma (22 clocks; math 12): 335,000 clocks per SM, 191 us at 1.755 GHz, + 28 us to load
+//         pixels. H200: 280 us, shared memory busy 83 % (mma.cu: 661 us); to float32 303 us, to uint8 pixels 285 us.
+// Layout  x (B, H, W, C), y NHWC or NCHW; w (taps, blocks of 64 channels, columns, 64); bias (N) or nullptr.
+// Shared  STAGES patches of 128 B per pixel and 64 channels; weights; y of TEAMS tiles, its piece list; 1 KB alignment.
+// Limits  Stride 1 along a row unless transposed; C a multiple of 16 B; < 2^31 patches; weights and two patches fit;
+//         sm_90a. Inf or NaN in x spreads to its cells.
 #include "mma/tma.cuh"
 #include "conv/last_layer/cells.cuh"
 #include "common/fast_divide.cuh"
 #include "mma/wgmma.cuh"
 
-constexpr int TEAM = 128, TEAM_WARPS = 4;  // threads that multiply 64 cells
-constexpr int LINE = 128;                  // bytes of a pixel's channels, in a block of them
-constexpr int STEP_BYTES = 32, STEPS = LINE / STEP_BYTES;  // of a step of k; in a block
+constexpr int TEAM = 128, TEAM_WARPS = 4;  // a consumer warpgroup: 64 cells
+constexpr int LINE = 128;                  // bytes of a pixel's channels per block
+constexpr int STEP_BYTES = 32, STEPS = LINE / STEP_BYTES;  // bytes per step of k; steps per block
 constexpr int MOST_STAGES = 8;
 
 struct Axis {
-    int out;              // places of y
-    int cell, step;       // places of a cell; pixels from one cell to the next
+    int out;              // positions of y
+    int cell, step;       // positions per cell; pixels from one cell to the next
     int first;            // the pixel at the first tap of the first cell
-    int taps, apart;      // of a cell's window, and from one to the next in pixels
-    int cells, part;      // cells of a team's tile, and of what a warp has of it
-    Divider by_tiles, by_patches;  // tiles of a patch, patches of an image
+    int taps, apart;      // taps of a cell's window, and their distance in pixels
+    int cells, part;      // cells per warpgroup tile, and per warp
+    Divider by_tiles, by_patches;  // tiles per patch, patches per image
 };
 
 struct Layer {
     int N;
     int blocks, steps;  // blocks of LINE bytes of channels; steps of k in the last of them
-    int columns;        // pixels of a patch's line
-    int pitch;          // bytes of a patch from 8 cells of a tile to the next 8
-    int patch_bytes;    // of a block of channels
-    int stages;         // patches that are there or on their way
-    u32 is_last;        // whether y's channels are
-    int unit, pieces;   // bytes that leave at once; how many pieces a warp makes, filled up to 16 B
+    int columns;        // pixels per row of a patch
+    int pitch;          // bytes from 8 cells of a tile to the next 8
+    int patch_bytes;    // per block of channels
+    int stages;         // patches resident or in flight
+    u32 is_last;        // whether y is NHWC
+    int unit, pieces;   // bytes per store; stores per warp tile, padded to 16 B
     Axis h, w;
-    Divider by_units, by_lines;  // units of a line, and lines, of what a warp makes
+    Divider by_units, by_lines;  // units per row, and rows, of a warp's part of y
 
-    __device__ __forceinline__ int lines() const { return h.part * h.cell; }  // of what a warp makes
+    __device__ __forceinline__ int lines() const { return h.part * h.cell; }  // of a warp's part of y
     __device__ __forceinline__ int places() const { return w.part * w.cell; }
 };
 
@@ -70,13 +59,13 @@ struct Patch {
     }
 };
 
-// A unit of what a warp makes, on its way out.
+// One store of a warp's part of y.
 struct Piece {
-    int to;            // numbers of y from the part's first on
-    short line, unit;  // of the part, and of the line: whether it is there at all
+    int to;            // offset in y from the part's first element
+    short line, unit;  // row of the part, unit of the row: for bounds checks
 };
 
-// Where all units of a part go: the same for every part.
+// Fills the list of stores of a part: the same for every part.
 template <class Y>
 __device__ __forceinline__ void list_pieces(const Layer& t, Piece* pieces, int threads) {
     const int planes = t.is_last ? 1 : t.N, numbers = t.is_last ? t.N : 1, V = t.unit / static_cast<int>(sizeof(Y));
@@ -87,14 +76,14 @@ __device__ __forceinline__ void list_pieces(const Layer& t, Piece* pieces, int t
         pieces[i] = {lines * t.w.out * numbers + unit * V, static_cast<short>(line), static_cast<short>(unit)};
     }
 }
-// What a warp has made goes out: from place (top, left) of an image on, what there is of it.
+// Stores a warp's part of y from position (top, left) of an image on, clipped to y.
 template <class Unit, class Y>
 __device__ __forceinline__ void move_out(const Layer& t, const Piece* pieces, const Y* made, Y* y, int image, int top,
                                          int left) {
     constexpr int V = sizeof(Unit) / sizeof(Y);
     const int planes = t.is_last ? 1 : t.N, numbers = t.is_last ? t.N : 1;
     const int all = planes * t.lines() * t.by_units.size;
-    const int lines = t.h.out - top, units = (t.w.out - left) * numbers / V;  // that there are
+    const int lines = t.h.out - top, units = (t.w.out - left) * numbers / V;  // in bounds
     Y* const there = y + ((static_cast<long long>(image) * planes * t.h.out + top) * t.w.out + left) * numbers;
 #pragma unroll 2
     for (int i = threadIdx.x % 32; i < all; i += 32) {
@@ -104,7 +93,7 @@ __device__ __forceinline__ void move_out(const Layer& t, const Piece* pieces, co
     }
 }
 
-// What a lane has of its two cells. offsets: of the lane's first column
+// A lane's two cells. offsets: of the lane's first column
 template <bool HAS_PAIRS, class Y, int NT>
 __device__ __forceinline__ void store_cells(Y* first, Y* second, const int* offsets, const float (&c)[NT][4]) {
 #pragma unroll
@@ -116,7 +105,7 @@ __device__ __forceinline__ void store_cells(Y* first, Y* second, const int* offs
     }
 }
 
-// Steps of k, one behind the other, of rows x and weights w. The first makes the sums if there are none yet.
+// COUNT consecutive steps of k of rows x and weights w. sums = false: the first one overwrites c.
 template <class P, int NT, int COUNT>
 __device__ __forceinline__ void add_steps(float (&c)[NT][4], unsigned long long x, unsigned long long w, bool sums) {
 #pragma unroll
@@ -124,14 +113,14 @@ __device__ __forceinline__ void add_steps(float (&c)[NT][4], unsigned long long 
         Wgmma<P, 8 * NT>::add(c, behind(x, step * STEP_BYTES), behind(w, step * STEP_BYTES), sums || step > 0);
 }
 
-// 64 cells a team at a time, 8 NT columns; a warp more than TEAMS teams.
+// A warpgroup computes 64 cells x 8 NT columns at a time; one more warp is the TMA producer.
 template <class P, class Y, int NT, int TEAMS, class Act>
 __global__ void __launch_bounds__(TEAM * TEAMS + 32, 1)
-conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias, Y* y,
-                u32 patches, const __grid_constant__ Layer t, u32 code, u32 a_bits, u32 b_bits) {
+conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias,
+                Y* y, u32 patches, const __grid_constant__ Layer t, u32 code, u32 a_bits, u32 b_bits) {
     using Stored = typename StoredOf<sizeof(typename P::Number)>::type;
     constexpr int THREADS = TEAM * TEAMS + 32, COLUMNS = 8 * NT;
-    constexpr int TILE_BYTES = COLUMNS * LINE;  // of weights, of a tap and a block of channels
+    constexpr int TILE_BYTES = COLUMNS * LINE;  // weights per tap and block of channels
     extern __shared__ uint4 room[];
     __shared__ Signal full[MOST_STAGES], empty[MOST_STAGES], has_weights;
     __shared__ __align__(8) int offsets[COLUMNS];
@@ -144,7 +133,7 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
     Y* const all_made = reinterpret_cast<Y*>(pieces + t.pieces);
 
     let_next_begin();
-    const u32 tiles = t.h.by_tiles.size * t.w.by_tiles.size;  // of a patch
+    const u32 tiles = t.h.by_tiles.size * t.w.by_tiles.size;  // per patch
     if (threadIdx.x == 0) {
         for (int s = 0; s < stages; ++s) {
             full[s].init(1);
@@ -153,7 +142,7 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
         has_weights.init(1);
         show_signals();
     }
-    // Of each column: where its number lies, from the cell's first on, and its bias. Those behind the last have none.
+    // Per column: its offset from the cell's first element, and its bias. Padding columns have offset -1.
     const int numbers = t.is_last ? t.N : 1;
     for (int i = threadIdx.x; i < COLUMNS; i += THREADS) {
         const int n = i % t.N, place = i / t.N;
@@ -185,29 +174,30 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
     }
 
     const Act activation = activation_of<Act>(code, a_bits, b_bits);
-    const bool has_pairs = t.is_last && t.w.cell * t.N % 2 == 0;  // of columns, that are neighbours in y
+    const bool has_pairs = t.is_last && t.w.cell * t.N % 2 == 0;  // adjacent columns are adjacent in y
     const int team = warp / TEAM_WARPS, mine = warp % TEAM_WARPS, g = lane / 4, q = lane % 4;
     Y* const made = all_made + warp * t.lines() * t.places() * t.N;
-    Y* const cell = made + g * t.w.cell * numbers;  // the lane's first; the other is in the next line, or 8 on
+    Y* const cell = made + g * t.w.cell * numbers;  // the lane's first; the other is a row or 8 cells further
     Y* const other = cell + (t.h.part == 2 ? t.h.cell * t.places() : 8 * t.w.cell) * numbers;
     wait_for_kernel_before();
     has_weights.wait(0);
     int s = 0;
-    u32 parity = 0, next = team;  // the team's next tile, from the patch's first on
+    u32 parity = 0, next = team;  // the warpgroup's next tile, relative to the patch
     for (u32 number = blockIdx.x; number < patches; number += gridDim.x) {
-        full[s].wait(parity);  // even where the team has no tile: a parity tells a turn from the next alone
+        full[s].wait(parity);  // also without a tile: a parity only distinguishes adjacent phases
         if (next >= tiles) {
-            __syncwarp();  // all lanes have seen it
+            __syncwarp();  // all lanes have passed the wait
             if (lane == 0) empty[s].arrive();
         }
         for (; next < tiles; next += TEAMS) {
             u32 rest = next;
             const int tile_w = take_rest(rest, t.w.by_tiles) * t.w.cells, tile_h = rest * t.h.cells;
             float c[NT][4];
-            const u32 first = shared_address(pixels) + s * stage_bytes + (tile_h * t.h.step * t.columns + tile_w) * LINE;
+            const u32 first =
+                shared_address(pixels) + s * stage_bytes + (tile_h * t.h.step * t.columns + tile_w) * LINE;
             unsigned long long line = mixed_tile(first, t.pitch), w = mixed_tile(shared_address(held));
             begin_products();
-            bool sums = false;  // the first product makes them
+            bool sums = false;  // the first wgmma overwrites c
             for (int tap_h = 0; tap_h < t.h.taps; ++tap_h, line = behind(line, t.h.apart * t.columns * LINE)) {
                 unsigned long long tap = line;
                 for (int tap_w = 0; tap_w < t.w.taps; ++tap_w, tap = behind(tap, t.w.apart * LINE)) {
@@ -235,7 +225,7 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
                 c[j][0] += two.x, c[j][1] += two.y, c[j][2] += two.x, c[j][3] += two.y;
             }
             activate_all<Stored>(c, activation);
-            __syncwarp();  // nobody moves the last tile out any more
+            __syncwarp();  // all lanes have stored the previous tile
             if (has_pairs) store_cells<true>(cell, other, offsets + 2 * q, c);
             else store_cells<false>(cell, other, offsets + 2 * q, c);
             __syncwarp();

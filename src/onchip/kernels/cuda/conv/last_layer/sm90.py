@@ -1,4 +1,4 @@
-"""Host side of conv/last_layer/sm90.cu: convolutions to few channels of y, on Hopper."""
+"""Host side of conv/last_layer/sm90.cu: convolution to few output channels on Hopper."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ from onchip.plan.kernel import Claim, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 MADE = NUMBERS | {"uint8": "unsigned char"}
-GROUPS = (1, 2, 3, 4, 6)  # tiles of 8 columns that there are products of
-TEAMS, TEAM, ROWS = 6, 128, 64  # of a block; threads of one, and cells of its tile
-LINE, STEP_BYTES = 128, 32  # bytes of channels in a block, and in a step of k
-BLOCK = LINE // 2  # channels of 16 bits
+GROUPS = (1, 2, 3, 4, 6)  # supported tiles of 8 columns per wgmma
+TEAMS, TEAM, ROWS = 6, 128, 64  # consumer warpgroups per block; threads of one, and cells of its tile
+LINE, STEP_BYTES = 128, 32  # bytes of channels per block, and per step of k
+BLOCK = LINE // 2  # 16-bit channels per block
 STEPS = LINE // STEP_BYTES
-MOST_TIMES = 8  # pixels of x along a cell, of each phase
+MOST_TIMES = 8  # pixels of x along a cell
 MOST_STAGES, MOST_BOX = 8, 256
-BLOCK_BYTES = 2 << 10  # of shared memory beside what is counted: tables and signals, and what is left before 1,024 B
-# Clocks of a multiprocessor: a product of 64 rows reads them and its weights at 128 B a clock, or multiplies longer;
-# behind the last one a tile is finished, 8 columns in so many that other teams' products do not hide. Faces' last layer
-# took what this comes to within 10 %, with cells of one or two pixels and patches of one to four tiles (H200).
+BLOCK_BYTES = 2 << 10  # shared memory not counted below: tables, mbarriers, alignment to 1,024 B
+# Clocks of an SM: a wgmma of 64 rows reads rows and weights at 128 B per clock, or multiplies longer; the epilogue
+# costs FINISH_CLOCKS per 8 columns that other warpgroups do not hide. Within 10 % of the measured last layer of
+# `faces`, with cells of one or two pixels and patches of one to four tiles (H200).
 ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS = 16, 2, 4, 50
-# Instructions of a scheduler for a tile, its steps and its tiles of 8 columns: of few channels they take longer.
+# Instructions per scheduler: per tile, per step, per 8 columns. They dominate with few channels.
 TILE_ISSUE, STEP_ISSUE, GROUP_ISSUE = 60, 9, 100
-STEADY_CLOCKS = 6  # of a product of 64 rows and 8 columns, at the device's steady rate
-BUSY_TILES = 4  # that are there, beside a patch on its way: fewer leave the tensor cores waiting
-CLOCK_BYTES = 64  # of pixels that come to shared memory, a clock
-HEAD_CLOCKS = 3_500  # before the first product and behind the last: one image took 1.9 us, 100 of faces' 9.3 for 5.3
+STEADY_CLOCKS = 6  # of a wgmma of 64 rows and 8 columns, at the device's sustained rate
+BUSY_TILES = 4  # resident besides a patch in flight: fewer stall the tensor cores
+CLOCK_BYTES = 64  # pixels loaded into shared memory per clock
+HEAD_CLOCKS = 3_500  # prologue and last epilogue: one image took 1.9 us, 100 of `faces` 9.3 instead of 5.3
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class ConvLastWgmmaLowering:
-    """A convolution with its activation, and pixels made of it, as one launch."""
+    """A convolution with its activation and an optional ToPixels, lowered to one launch."""
 
     geometry: Geometry
     precision: str
@@ -75,9 +75,9 @@ class ConvLastWgmmaLowering:
     has_bias: bool
     units: int
     fast_bytes: int
-    is_last: bool = False  # whether channels of y are
-    times: int = 1  # the size of cells, down (cell_axis)
-    is_wide: bool = False  # whether a tile is 64 cells of a line, else 8 of 8 lines
+    is_last: bool = False  # whether y is NHWC
+    times: int = 1  # height of cells (cell_axis)
+    is_wide: bool = False  # whether a tile is 64 cells of a row, else 8 x 8
 
     @property
     def axes(self) -> tuple[CellAxis, CellAxis]:
@@ -85,17 +85,17 @@ class ConvLastWgmmaLowering:
 
     @property
     def tile(self) -> Pair:
-        """Lines of cells, and cells of a line, of a team's."""
+        """Rows of cells, and cells per row, of a warpgroup's tile."""
         return (1, ROWS) if self.is_wide else (8, ROWS // 8)
 
     @property
     def part(self) -> Pair:
-        """The same of a warp's."""
+        """The same for a warp's part."""
         return (1, 16) if self.is_wide else (2, 8)
 
     @property
     def tiles(self) -> Pair:
-        """Of an image."""
+        """Tiles per image."""
         (down, right), (h, w) = self.axes, self.tile
         return math.ceil(down.cells / h), math.ceil(right.cells / w)
 
@@ -106,7 +106,7 @@ class ConvLastWgmmaLowering:
 
     @property
     def group(self) -> int:
-        """Tiles of 8 columns; 0: there are more columns than any product has."""
+        """Tiles of 8 columns; 0 if there are more columns than any wgmma here has."""
         return next((group for group in GROUPS if group * COLUMNS >= self.columns), 0)
 
     @property
@@ -115,7 +115,7 @@ class ConvLastWgmmaLowering:
 
     @property
     def last_steps(self) -> int:
-        """Of k, of a tap's last block of channels."""
+        """Steps of k in a tap's last block of channels."""
         return math.ceil((self.geometry.C - (self.blocks - 1) * BLOCK) / (STEP_BYTES // 2))
 
     @property
@@ -129,30 +129,30 @@ class ConvLastWgmmaLowering:
 
     @property
     def made_bytes(self) -> int:
-        """Of y that the warps make at a time, and of the list of its pieces."""
+        """Shared memory for the warps' parts of y and the list of stores."""
         return TEAMS * 4 * self.part_bytes + 8 * self.pieces
 
     @property
     def part_bytes(self) -> int:
-        """Of a warp's part of y."""
+        """Bytes of a warp's part of y."""
         return 16 * self.columns * DTYPE_BYTES[self.dtypes[1]]
 
     @property
     def pieces(self) -> int:
-        """Units of it; an even number, so that what lies behind their list begins at a multiple of 16 B."""
+        """Stores per part, padded to even: what follows the list is then 16 B aligned."""
         return round_up(self.part_bytes // self.unit, 2)
 
     def pixels(self, patch: Pair) -> Pair:
-        """Lines and columns of a patch of so many tiles."""
+        """Rows and columns of a patch of so many tiles."""
         (down, right), (h, w) = self.axes, self.tile
         return down.pixels(patch[0] * h), right.pixels(patch[1] * w)
 
     def block_bytes(self, patch: Pair) -> int:
-        """Of a patch and a block of channels."""
+        """Bytes of a patch per block of channels."""
         return round_up(math.prod(self.pixels(patch)) * LINE, 1024)
 
     def stages(self, patch: Pair) -> int:
-        """Patches that there is room for."""
+        """Patches that fit in shared memory."""
         room = self.fast_bytes - BLOCK_BYTES - self.weight_bytes - self.made_bytes
         return min(MOST_STAGES, max(0, room) // (self.blocks * self.block_bytes(patch)))
 
@@ -161,7 +161,7 @@ class ConvLastWgmmaLowering:
         return 1024 + self.weight_bytes + patches + round_up(self.made_bytes, 16)
 
     def with_best_cells(self) -> ConvLastWgmmaLowering | None:
-        """The same with cells and tiles that take the fewest clocks, whatever B; None: none fit."""
+        """The same with the cells and tiles of fewest clocks, whatever B; None if none fit."""
         tried = [
             replace(self, times=times, is_wide=is_wide)
             for times, is_wide in product(range(1, MOST_TIMES + 1), (False, True))
@@ -176,7 +176,7 @@ class ConvLastWgmmaLowering:
         return times == 1 or (places < 2 * g.sides_out[0] and g.dilation[0] == 1)
 
     def _patches(self) -> list[Pair]:
-        """Those of which there is room for two."""
+        """Patch sizes of which at least two fit."""
         h, w = self.tiles
         sizes = product(range(1, min(h, TEAMS) + 1), range(1, min(w, TEAMS) + 1))
         return [
@@ -185,7 +185,7 @@ class ConvLastWgmmaLowering:
         ]  # fmt: skip
 
     def _clocks(self, patch: Pair) -> float:
-        """Of a multiprocessor, for an image in such patches."""
+        """Clocks of an SM per image with these patches."""
         step = max(ROWS_CLOCKS + WEIGHTS_CLOCKS * self.group, PRODUCT_CLOCKS * self.group)
         steps = self.taps * ((self.blocks - 1) * STEPS + self.last_steps)
         issued = TILE_ISSUE + STEP_ISSUE * steps + GROUP_ISSUE * self.group
@@ -196,15 +196,15 @@ class ConvLastWgmmaLowering:
         return self._count(patch) * (math.prod(patch) * tile * waits + pixels)
 
     def _count(self, patch: Pair) -> int:
-        """Of an image."""
+        """Patches per image."""
         return math.prod(math.ceil(n / size) for n, size in zip(self.tiles, patch, strict=True))
 
     def patch(self, B: int) -> Pair:
-        """Tiles of a patch: the fewest clocks, but no fewer patches than multiprocessors if that can be."""
+        """Tiles per patch: the fewest clocks, but if possible no fewer patches than SMs."""
         return min(self._patches(), key=lambda patch: (-min(self.units, B * self._count(patch)), self._clocks(patch)))
 
     def why_not(self) -> str:
-        """What is refused whatever cells fit."""
+        """Reason for a refusal that no choice of cells avoids."""
         g, (given, _) = self.geometry, self.dtypes
         if given != PRECISIONS[self.precision].dtype or DTYPE_BYTES[given] != 2:
             return f"multiplies numbers of 16 bits where they lie, not {given} in {self.precision}"
@@ -217,7 +217,7 @@ class ConvLastWgmmaLowering:
         return ""
 
     def rate(self, B: int) -> float:
-        """Of the steady rate: the products that are asked for, among all that a multiprocessor spends clocks on."""
+        """Share of the sustained rate: useful wgmma clocks among all clocks of an SM."""
         g, patch = self.geometry, self.patch(max(1, B))
         terms = math.prod(g.sides_in if g.is_transposed else g.sides_out) * g.C * math.prod(g.taps) * g.N
         wanted = STEADY_CLOCKS * terms / (ROWS * COLUMNS * (STEP_BYTES // 2))
@@ -232,7 +232,7 @@ class ConvLastWgmmaLowering:
 
     @property
     def unit(self) -> int:
-        """Bytes of y that a thread moves at once: 16 or 4 where parts of lines are multiples, else a number's."""
+        """Bytes per store of y: 16 or 4 if parts of rows are multiples, else one element."""
         size, numbers = DTYPE_BYTES[self.dtypes[1]], self.geometry.N if self.is_last else 1
         run = size * numbers * math.gcd(self.geometry.sides_out[1], self.part[1] * self.axes[1].cell)
         return next((unit for unit in (16, 4) if run % unit == 0), size)
@@ -267,7 +267,7 @@ class ConvLastWgmmaLowering:
             (min(self.units, B * self._count(patch)), 1, 1), (threads, 1, 1), self.shared_bytes(patch), overlaps=True
         )
         template = (PRECISIONS[self.precision].name, MADE[made], str(self.group), str(TEAMS), act_name(self.activation))
-        budget = Budget(512 // (TEAMS + 1) // 8 * 8)  # a quarter of a multiprocessor has a warp of each team, and one
+        budget = Budget(512 // (TEAMS + 1) // 8 * 8)  # a scheduler has one warp of each warpgroup, and the producer
         return KernelLaunch(Program(SOURCE, f"conv_last_wgmma<{', '.join(template)}>"), config, arguments, budget)
 
 
@@ -277,7 +277,7 @@ class ConvLastWgmma:
     precisions = ("fp16", "bf16")
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """A convolution inside a network to few channels (conv/last_layer/match.py)."""
+        """Claim a convolution to few channels (conv/last_layer/match.py)."""
         if job.is_training or job.precision not in self.precisions or device.arch not in ARCHITECTURES:
             return
         for run in find_last_layers(net, start):

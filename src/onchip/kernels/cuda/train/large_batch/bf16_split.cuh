@@ -1,18 +1,16 @@
-// train/large_batch/bf16_split.cuh: floats as sums of numbers of bf16.
-//
-// Parts   A float is the sum of PARTS numbers of bf16: three hold all of its 24 bits, two 16 of them. They have the range
-//         of a float, so no scale goes with them.
+// train/large_batch/bf16_split.cuh: floats as sums of PARTS bf16 terms: three hold all 24 bits, two 16 of them. bf16
+// has the exponent range of a float, so no scale is needed.
 #pragma once
 
 #include "train/large_batch/epilogue.cuh"
 
-// The upper halves of two floats: of bytes, all that is not zero.
+// Upper halves of two floats: exact bf16 for values from uint8.
 __device__ __forceinline__ u32 upper_halves(float first, float second) {
     return __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632u);
 }
 
-// Floats as PARTS times words of two numbers of bf16: all but the last are cut, so what is left is exact; the last is
-// rounded.
+// Splits floats into PARTS sets of packed bf16 pairs. All terms but the last truncate, so the remainder is exact; the
+// last one rounds.
 template <int PARTS, int COUNT>
 __device__ __forceinline__ void split_numbers(u32 (&words)[PARTS][COUNT / 2], float (&v)[COUNT]) {
 #pragma unroll
@@ -26,7 +24,7 @@ __device__ __forceinline__ void split_numbers(u32 (&words)[PARTS][COUNT / 2], fl
     }
 }
 
-// 8 floats as PARTS pieces.
+// Splits 8 floats into PARTS 16 B chunks.
 template <int PARTS>
 __device__ __forceinline__ void split_eight(uint4 (&parts)[PARTS], float (&v)[8]) {
     u32 words[PARTS][4];
@@ -36,7 +34,7 @@ __device__ __forceinline__ void split_eight(uint4 (&parts)[PARTS], float (&v)[8]
         parts[part] = {words[part][0], words[part][1], words[part][2], words[part][3]};
 }
 
-// c += a b of 16 k's, 16 rows by 8 columns each: products of parts, the lowest first; none below what a float has.
+// c += a b over 16 K elements, in 16 x 8 tiles: term products, smallest first; those below fp32 precision are skipped.
 template <int A_PARTS, int PARTS, int MT, int NT>
 __device__ __forceinline__ void add_products(float (&c)[MT][NT][4], const u32 (&a)[MT][A_PARTS][4],
                                              const u32 (&b)[NT][PARTS][2]) {

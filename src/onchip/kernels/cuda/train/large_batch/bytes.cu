@@ -1,24 +1,22 @@
-// train/large_batch/bytes.cu: the first layer of a training step of many rows that are bytes: forward and gradients.
+// train/large_batch/bytes.cu: forward and dW of the first layer of a training step for many uint8 rows.
 //
-// Idea    As train/large_batch/staged.cu for rows that are bytes times a scale, pixels for instance: train/large_batch/bytes.cuh has the
-//         products. The other operand lies in memory as numbers of bf16, made once for all blocks: by bytes_parts, of
-//         weights behind the first step by train_apply, of dz by train_rows or train_stream where they make it. Gradients
-//         are slices' parts, which train_apply adds up.
-// Floor   784-56-28-10, 60,000 rows: forward and gradients each read x once, 47 MB / 4.8 TB/s = 10 us; a product of
-//         60,000 x 785 x 56 has 5.3 Gflop, in fp32 three times that: 16 us at 989 Tflop/s of bf16. 784-320-160-10,
-//         4,096 rows: 2.1 Gflop each: 6 us in fp32, 2 us in bf16.
-// Order   train/large_batch/bytes.cuh. Slices of a batch first to last, by train_apply.
-// Layout  x (n, D_in, a byte that stands for 1 if the layer has a bias, zeros), rows of multiples of 16 bytes. Parts
-//         (blocks of 64 columns, stages, PARTS, pieces): train/large_batch/bytes.cuh. Others as train/large_batch/launches.cu.
-// Shared  Stages of x and of parts: forward 4 (3 in fp32) of 8,192 (1 + PARTS) B, gradient 4 of 8,704 + 4,096 PARTS B:
-//         at most 98,304.
+// Idea    As train/large_batch/staged.cu, for rows of uint8 times a scale (pixels); gemms in
+//         train/large_batch/bytes.cuh. The other operand is split into bf16 once for all blocks: weights by
+//         bytes_parts, after the first step by train_apply; dz by train_rows or train_stream where they compute it. dW
+//         is split-K; train_apply adds the slices.
+// Floor   784-56-28-10, 60,000 rows: forward and dW each read x once, 47 MB / 4.8 TB/s = 10 us; a gemm of 60,000 x 785
+//         x 56 is 5.3 Gflop, 3x in fp32: 16 us at 989 Tflop/s bf16. 784-320-160-10, 4,096 rows: 2.1 Gflop each, 6 us in
+//         fp32, 2 us in bf16.
+// Layout  x (n, D_in, a byte that stands for 1 if the layer has a bias, zeros), row stride a multiple of 16 B. Splits
+//         (blocks of 64 columns, stages, PARTS, chunks) as in bytes.cuh. Others as train/large_batch/launches.cu.
+// Shared  Pipeline stages: forward 4 (3 in fp32) of 8,192 (1 + PARTS) B, dW 4 of 8,704 + 4,096 PARTS B: at most 98,304.
 // Limits  PARTS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). Any widths and batch below 2^30. sm_80 up; wgmma on sm_90a.
 #include "train/large_batch/bytes.cuh"
 
-constexpr int STAGE_K = 64;  // of the parts, and of forward
+constexpr int STAGE_K = 64;  // of the splits, and of forward
 
-// Numbers of bf16 from floats: (N, k_end) `along` k, or (k_end, N) across. A thread makes a piece. Forward, lane q finds 16
-// neighbours in a row of x and takes four in each of four steps; the steps of a gradient are rows in their order.
+// Splits floats into bf16: (N, k_end) ALONG K, or (k_end, N). A thread writes a 16 B chunk. In forward, lane q reads 16
+// adjacent elements of x and uses four per K step; in dW, K steps are rows in order.
 template <int PARTS, bool ALONG>
 __global__ void __launch_bounds__(THREADS)
 bytes_parts(const Step step, const float* from, uint4* to, int stride, int N, int K) {
@@ -42,7 +40,7 @@ bytes_parts(const Step step, const float* from, uint4* to, int stride, int N, in
         to[(static_cast<long long>(stage) * PARTS + part) * pieces + piece] = parts[part];
 }
 
-// y (size, N) = activation(scale x w^T), x (size, K), w (N, K) as parts. A block makes 128 rows and 64 columns.
+// y (size, N) = activation(scale x w^T), x (size, K), w (N, K) split. A block computes 128 x 64.
 template <int PARTS, u32 CODE>
 __global__ void __launch_bounds__(THREADS, 2)
 bytes_forward(const Step step, const unsigned char* x, const unsigned char* w, float* y, const Shape shape,
@@ -60,7 +58,7 @@ bytes_forward(const Step step, const unsigned char* x, const unsigned char* w, f
         return;
     }
     unsigned char* const stages = reinterpret_cast<unsigned char*>(room);
-    u32 found[2];  // a thread brings 16 bytes of each
+    u32 found[2];  // a thread copies 16 B of each row
     find_rows(found, step.rows(), first_m + static_cast<int>(threadIdx.x) / 4, 64, size);
     const int within = threadIdx.x % 4 * 16;
     const auto fetch_x = [&](int stage) {
@@ -86,11 +84,11 @@ bytes_forward(const Step step, const unsigned char* x, const unsigned char* w, f
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
         if (i < last) fetch_w(i);
-        close_stage();  // the first has all of x
+        close_stage();  // the first group has all of x
     }
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     float totals[1][8][4] = {}, c[1][8][4] = {};
-    u32 even[STEPS][1][4], odd[STEPS][1][4];  // of every other stage: while one is multiplied, the next is widened
+    u32 even[STEPS][1][4], odd[STEPS][1][4];  // double buffer: convert the next stage during this one's gemm
     const auto widen = [&](u32 (&a)[STEPS][1][4], int stage) {  // rows g and g + 8
         const unsigned char* here = stages + stage % STAGES * STAGE_BYTES + (16 * warp + g) * STAGE_K + 16 * q;
 #pragma unroll
@@ -110,10 +108,10 @@ bytes_forward(const Step step, const unsigned char* x, const unsigned char* w, f
     const auto multiply = [&](u32 (&now)[STEPS][1][4], u32 (&next)[STEPS][1][4], int stage) {
         add_stage<PARTS>(c, now, stages + stage % STAGES * STAGE_BYTES + X_BYTES, PARTS < 3 && stage > 0);
         await_stages<STAGES - 3>();
-        __syncthreads();  // the next stage is there for all, and nobody still reads the one before
+        __syncthreads();  // the next stage is complete, and the previous one is no longer read
         if (stage + STAGES - 1 < last) fetch_x(stage + STAGES - 1), fetch_w(stage + STAGES - 1);
         close_stage();
-        widen(next, stage + 1);  // behind the last, of what nobody multiplies
+        widen(next, stage + 1);  // unused after the last stage
         hold(next);
         Products::wait();
         if (PARTS == 3) add_to_totals(totals, c);
@@ -139,21 +137,21 @@ bytes_forward(const Step step, const unsigned char* x, const unsigned char* w, f
 
 struct ByteGradient {
     const unsigned char* x;   // (n, x_stride)
-    const unsigned char* dz;  // (size, N) as parts
+    const unsigned char* dz;  // (size, N), split
     float* parts;             // (slices, N, w_stride)
     int x_stride, w_stride, K, N;
-    int all_stages, a_slice;  // stages of 32 rows: of a full batch, a multiple of 2, and of a slice
+    int all_stages, a_slice;  // stages of 32 rows: of a full batch (even), and of a slice
     float scale;
     u32 unused;
 };
 
-// scale dz^T x of each slice of the rows: a block makes 64 rows and 256 columns of it. The tally is the first block's.
+// scale dz^T x of each split-K slice of the rows: a block computes 64 x 256. Block 0 computes the tally.
 template <int PARTS>
 __global__ void __launch_bounds__(THREADS, PARTS == 3 ? 1 : 2)
 bytes_gradient(const Step step, const ByteGradient to, const Tally tally) {
     extern __shared__ float4 room[];
     constexpr int ROWS = 32, STEPS = ROWS / 16, FEATURES = 256, STAGES = 4;
-    constexpr int PITCH = FEATURES + 16;  // of eight lanes' rows, those two on begin 8 banks on
+    constexpr int PITCH = FEATURES + 16;  // rows two apart start 8 banks apart
     constexpr int X_BYTES = ROWS * PITCH, PART_BYTES = STEPS * STEP_BYTES, STAGE_BYTES = X_BYTES + PARTS * PART_BYTES;
     const int size = step.size(), number = static_cast<int>(blockIdx.x) - 1;
     if (size == 0 || number < 0) {
@@ -167,10 +165,10 @@ bytes_gradient(const Step step, const ByteGradient to, const Tally tally) {
     const int all = (size + ROWS - 1) / ROWS, first = slice * to.a_slice;
     const int last = first + to.a_slice < all ? first + to.a_slice : all;
     unsigned char* const stages = reinterpret_cast<unsigned char*>(room);
-    const int column = threadIdx.x % 16 * 16, row = threadIdx.x / 16;  // a thread brings 16 bytes of two rows
+    const int column = threadIdx.x % 16 * 16, row = threadIdx.x / 16;  // a thread copies 16 B of two rows
     const bool has_column = first_n + column < to.x_stride;
     const long long* const order = step.rows();
-    const auto find = [&](u32 (&found)[2], int stage) {  // a stage ahead: who looks at a number waits for it
+    const auto find = [&](u32 (&found)[2], int stage) {  // a stage ahead, to hide the load latency
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int k = stage * ROWS + row + 16 * i;
@@ -186,7 +184,7 @@ bytes_gradient(const Step step, const ByteGradient to, const Tally tally) {
             copy_async(at + 16 * i * PITCH, from + (is_there ? first_n + column : 0), is_there);
         }
     };
-    const auto fetch_dz = [&](int stage) {  // half of a stage of bytes_parts
+    const auto fetch_dz = [&](int stage) {  // half a stage of bytes_parts
         const long long at = (static_cast<long long>(first_m / COLUMNS) * to.all_stages + stage / 2 * 2) * PARTS;
         const unsigned char* from = step.mine(to.dz) + at * PART_BYTES + stage % 2 * PART_BYTES;
         unsigned char* made = stages + stage % STAGES * STAGE_BYTES + X_BYTES;
@@ -205,17 +203,17 @@ bytes_gradient(const Step step, const ByteGradient to, const Tally tally) {
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
         if (first + i < last) fetch_dz(first + i);
-        close_stage();  // the first has all of x
+        close_stage();  // the first group has all of x
     }
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    const int feature = warp * 32 + 4 * g;  // the first of a lane's four
+    const int feature = warp * 32 + 4 * g;  // first of a lane's four
     float totals[2][8][4] = {}, c[2][8][4] = {};
     u32 even[STEPS][2][4], odd[STEPS][2][4];  // as in bytes_forward
     const auto widen = [&](u32 (&a)[STEPS][2][4], int stage) {
         const unsigned char* here = stages + stage % STAGES * STAGE_BYTES;
 #pragma unroll
         for (int i = 0; i < STEPS; ++i) {
-            u32 words[4];  // of rows 2 q, 2 q + 1 and those 8 on: four features each
+            u32 words[4];  // rows 2 q, 2 q + 1 and those 8 further, four features each
 #pragma unroll
             for (int k = 0; k < 4; ++k)
                 words[k] = *reinterpret_cast<const u32*>(here + (16 * i + 2 * q + k % 2 + k / 2 * 8) * PITCH + feature);
@@ -235,12 +233,12 @@ bytes_gradient(const Step step, const ByteGradient to, const Tally tally) {
     const auto multiply = [&](u32 (&now)[STEPS][2][4], u32 (&next)[STEPS][2][4], int stage) {
         add_stage<PARTS>(c, now, stages + stage % STAGES * STAGE_BYTES + X_BYTES, PARTS < 3 && stage > first);
         await_stages<STAGES - 3>();
-        __syncthreads();  // the next stage is there for all, and nobody still reads the one before
+        __syncthreads();  // the next stage is complete, and the previous one is no longer read
         if (stage + STAGES - 1 < last) fetch_x(found, stage + STAGES - 1), fetch_dz(stage + STAGES - 1);
         close_stage();
-        widen(next, stage + 1);  // behind the last, of what nobody multiplies
+        widen(next, stage + 1);  // unused after the last stage
         hold(next);
-        find(found, stage + STAGES);  // not before: copies still read the numbers that this replaces
+        find(found, stage + STAGES);  // not before: copies still use the indices it replaces
         Products::wait();
         if (PARTS == 3) add_to_totals(totals, c);
     };
@@ -254,7 +252,7 @@ bytes_gradient(const Step step, const ByteGradient to, const Tally tally) {
     const int n = first_n + feature;
     if (n >= to.K) return;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {  // a line of each of four rows
+    for (int i = 0; i < 16; ++i) {  // a cache line in each of four rows
         const int m = first_m + i / 2 * 8 + 2 * q + i % 2, j = i / 2, w = i % 2;
         const float four[4] = {totals[0][j][w] * to.scale, totals[0][j][2 + w] * to.scale, totals[1][j][w] * to.scale,
                                totals[1][j][2 + w] * to.scale};

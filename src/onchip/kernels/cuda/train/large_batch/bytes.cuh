@@ -1,28 +1,26 @@
-// train/large_batch/bytes.cuh: products of a training step whose one operand is bytes.
+// train/large_batch/bytes.cuh: gemms of a training step with one uint8 operand.
 //
-// Idea    A byte is a number of bf16, exactly; a float is the sum of PARTS numbers of bf16: three hold all of its bits.
-//         So a product with bytes is PARTS products of bf16, and bytes are a quarter of what floats would be to bring.
-//         A lane makes bf16 of the bytes that are its own words of an operand in registers. The other operand lies in
-//         memory as parts, tile by tile as the tensor cores read them (bytes_parts made them): it is only copied.
-// Parts   Pieces of 8 k's, 16 B; 64 of them, a column each, are 8 k's of 64 columns, and two of those a step of 16 k's:
-//         mma.sync finds its words there without conflict, wgmma by a descriptor. Which k's a step has is our choice,
-//         the same one for both operands.
-// Order   A sum goes over stages; of a stage the lowest parts first, then those above. fp32: each stage's sum is added
-//         in float; else the tensor core sums up all.
+// Idea    uint8 is exact in bf16, and a float is a sum of PARTS bf16 terms (three keep all bits), so the gemm is PARTS
+//         bf16 gemms and uint8 is a quarter of the bytes of fp32. Lanes convert uint8 to A fragments in registers. The
+//         other operand is stored in global memory as a bf16 split in tensor core order (bytes_parts), and only copied.
+// Layout  16 B chunks of 8 K elements; 64 of them, one per column, and two such groups per K step of 16: free of bank
+//         conflicts for mma.sync, and addressable by a wgmma descriptor. Both operands use the same permutation of K.
+// Order   Stage by stage; within a stage the lowest split terms first. fp32 adds each stage's sum with FADD; otherwise
+//         the tensor core accumulates all.
 #pragma once
 
 #include "train/large_batch/bf16_split.cuh"
 
-constexpr int COLUMNS = 64, STEP_BYTES = 2 * 16 * COLUMNS;  // of a block, and of their numbers of a step of 16 k's
+constexpr int COLUMNS = 64, STEP_BYTES = 2 * 16 * COLUMNS;  // per block; of a K step of 16
 
-// 16 bytes on their way to shared memory; zeros where there are none: then `from` is not read. The line that they are of
-// comes to L2: the next stages want the rest of it.
+// Copies 16 B to shared memory asynchronously; zero-fills without reading `from` if not is_there. Prefetches the cache
+// line to L2 for the next stages.
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool is_there = true) {
     const u32 at = static_cast<u32>(__cvta_generic_to_shared(to)), bytes = is_there ? 16 : 0;
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(at), "l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void close_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all stages but the last `LEFT` that were closed are there, for wgmma too.
+// Waits until at most `LEFT` committed stages are in flight, and makes them visible to wgmma.
 template <int LEFT>
 __device__ __forceinline__ void await_stages() {
     asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
@@ -31,18 +29,18 @@ __device__ __forceinline__ void await_stages() {
 #endif
 }
 
-// -- numbers of bf16 -------------------------------------------------------------------------------------------------
+// -- conversion ------------------------------------------------------------------------------------------------------
 
-// Byte I of a word, as a float: it becomes the last bits of 2^23.
+// Byte I of a word as a float: placed in the low mantissa bits of 2^23.
 template <int I>
 __device__ __forceinline__ float byte_of(u32 word) {
     return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7540u + I)) - 8388608.0f;
 }
 
-// -- products --------------------------------------------------------------------------------------------------------
+// -- gemm ------------------------------------------------------------------------------------------------------------
 
-// Products of 16 rows a warp, whose words are a lane's registers, with 64 columns: begin(), as many add() as there are,
-// end(); behind wait() the sums are there, and a and the tiles are free. With sums = false, c is not read.
+// 16 rows per warp, A in registers, times 64 columns: begin(), any number of add(), end(). After wait() the sums are
+// valid and a and the tiles may be reused. With sums = false, c is overwritten.
 struct Products {
     static __device__ __forceinline__ void begin() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -73,8 +71,7 @@ struct Products {
     }
 };
 
-// Products of STEPS steps and all parts, the lowest first, to be waited for: a[step] times stage's tiles, which lie part
-// by part.
+// Issues a[step] times the stage's tiles over STEPS K steps and all split terms, lowest term first; call wait() after.
 template <int PARTS, int STEPS, int TILES>
 __device__ __forceinline__ void add_stage(float (&c)[TILES][8][4], const u32 (&a)[STEPS][TILES][4],
                                           const unsigned char* stage, bool sums) {
@@ -90,8 +87,7 @@ __device__ __forceinline__ void add_stage(float (&c)[TILES][8][4], const u32 (&a
     Products::end();
 }
 
-// What was widened is there from here on: else the compiler does it where it is asked for, behind the products that it
-// should be beside.
+// Keeps the compiler from sinking the conversion below the wgmmas that it should overlap with.
 template <int STEPS, int TILES>
 __device__ __forceinline__ void hold(u32 (&a)[STEPS][TILES][4]) {
 #ifdef __CUDA_ARCH__
@@ -106,11 +102,10 @@ __device__ __forceinline__ void add_to_totals(float (&totals)[TILES][8][4], cons
     for (int i = 0; i < 32 * TILES; ++i) totals[i / 32][i / 4 % 8][i % 4] += c[i / 32][i / 4 % 8][i % 4];
 }
 
-// -- parts of gradients ------------------------------------------------------------------------------------------------
+// -- split gradients -------------------------------------------------------------------------------------------------
 
-// ROWS rows of dz, N numbers each, as the parts of an operand whose k's are rows: zeros for rows and columns that are not
-// there. `first` is the number of their first row, `there` are so many; a batch has `stages` of 64 rows. TEAM threads take
-// part, of which this is number `me`.
+// Stores ROWS rows of dz, N values each, as a bf16 split with rows as K; missing rows and columns are 0. `first` is the
+// first row, `there` the valid rows; a batch has `stages` stages of 64 rows. `me` is this thread's index of TEAM.
 template <int PARTS, int N, int ROWS, int TEAM>
 __device__ __forceinline__ void store_parts(uint4* to, const float* dz, int pitch, int first, int there, int stages,
                                             int me) {

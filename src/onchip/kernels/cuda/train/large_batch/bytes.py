@@ -1,4 +1,4 @@
-"""Host side of train/large_batch/bytes.cu: how products with bytes are cut into tiles."""
+"""Host side of train/large_batch/bytes.cu: tiles of the gemms with uint8 rows."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import Budget, Program
 
 SOURCE = Path(__file__).parent / "bytes.cu"
-PARTS = {"fp32": 3, "tf32": 2, "fp16": 2, "bf16": 1}  # numbers of bf16 that a float is made of
-LEAST_BATCH = 512  # rows: below, steps wait for launches, not for data
+PARTS = {"fp32": 3, "tf32": 2, "fp16": 2, "bf16": 1}  # bf16 terms per float
+LEAST_BATCH = 512  # rows: below, a step is bound by launches, not data
 ROWS, COLUMNS, STAGE_K = (
     128,
     64,
     64,
-)  # of a forward block, as train/large_batch/bytes.cu has them; of parts the last two
-FEATURES, GRADIENT_ROWS = 256, 32  # columns of a gradient's block, and rows of its stages
-PART_BYTES = 2 * STAGE_K * COLUMNS  # of a stage
+)  # of a forward block, as in train/large_batch/bytes.cu; the last two also of splits
+FEATURES, GRADIENT_ROWS = 256, 32  # columns of a dW block, and rows of its stages
+PART_BYTES = 2 * STAGE_K * COLUMNS  # per stage
 FORWARD_BUDGET = Budget(registers=128)
 PARTS_BUDGET = Budget(registers=64)
 _LEAST_SLICE = 4  # stages
@@ -25,7 +25,7 @@ _LEAST_SLICE = 4  # stages
 
 @dataclass(frozen=True)
 class ByteRows:
-    """A first layer of N sums over `terms` bytes a row, times a scale, on `units` multiprocessors."""
+    """A first layer of N units over `terms` bytes per row, times a scale, on `units` SMs."""
 
     terms: int
     N: int
@@ -35,7 +35,7 @@ class ByteRows:
 
     @property
     def stride(self) -> int:
-        """Bytes from row to row."""
+        """Row stride in bytes."""
         return round_up(self.terms, 16)
 
     @property
@@ -48,7 +48,7 @@ class ByteRows:
         return PARTS[self.precision]
 
     def stages_of_parts(self, K: int) -> int:
-        """Stages of the N columns of an operand with K terms a sum, all blocks of columns together."""
+        """Stages of a split operand with N columns and reduction K, over all blocks of columns."""
         return -(-self.N // COLUMNS) * -(-K // STAGE_K)
 
     def bytes_of_parts(self, K: int) -> int:
@@ -63,7 +63,7 @@ class ByteRows:
         return -(-batch // ROWS) * -(-self.N // COLUMNS)
 
     def forward_program(self, activation: int) -> tuple[Program, Budget, int]:
-        """The kernel, what it may use a thread, and its shared memory in bytes."""
+        """Returns the kernel, its register budget, and its shared memory in bytes."""
         stages = 3 if self.parts == 3 else 4
         shared = stages * (ROWS * STAGE_K + self.parts * PART_BYTES)
         return Program(SOURCE, f"bytes_forward<{self.parts}, {activation}>"), FORWARD_BUDGET, shared
@@ -75,7 +75,7 @@ class ByteRows:
         return -(-self.N // COLUMNS) * -(-self.terms // FEATURES)
 
     def slice_stages(self, batch: int) -> int:
-        """Stages of 32 rows that a slice has: each block, and the one of the tally, at the same time."""
+        """Stages of 32 rows per split-K slice, so that all blocks and that of the tally run in one wave."""
         stages, blocks = -(-batch // GRADIENT_ROWS), self.units * (1 if self.parts == 3 else 2) - 1
         return -(-stages // max(1, min(blocks // self.gradient_tiles, stages // _LEAST_SLICE)))
 

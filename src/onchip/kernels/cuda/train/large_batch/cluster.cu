@@ -1,20 +1,15 @@
-// train/large_batch/cluster.cu: of a training step of some hundred rows, all layers behind the first: forward, loss and back, in
-// one launch.
+// train/large_batch/cluster.cu: all layers after the first of a training step for some hundred rows.
 //
-// Idea    A step of few rows waits: for launches, for what the launch before gave, for warps that add up. So a cluster of
-//         8 blocks takes 16 rows through all layers. Each block makes some units of every hidden layer and stores them in
-//         the shared memory of all; each works out the outputs, the loss and the gradients of the last hidden layer by
-//         itself, so that these need not be handed on; of layers before it makes the gradients of its own units. Warps
-//         share the terms of a sum. Its weights lie in shared memory before it waits for the launch before.
-// Floor   784-320-160-10, 256 rows: 16 clusters, 128 blocks. A block reads 65 KB of weights, before it waits, and 21 KB
-//         of rows, 0.2 us at 48 B a clock; a barrier of the cluster, 0.2 us; a launch, 0.7 us: 1.1 us. From what it waits
-//         for to its end a block of an H200 takes 8.5 us in fp32 and 5.8 in bf16. It runs once through its code, which has
-//         to be fetched: with a switch for every activation and loops unrolled, 59 KB for bf16 and not 24, it took 9.0.
-// Order   A sum goes over steps of 16 terms, DEEP warps by turns; of each step the lowest products first, in fp32 added up
-//         in float; then the warps' sums first to last. It depends on the widths alone.
+// Idea    Few rows are latency-bound, so a cluster of 8 blocks runs 16 rows through all layers in one launch. Each
+//         block computes some units of every hidden layer and writes them to all blocks by DSMEM. Each block recomputes
+//         outputs, loss and the last hidden layer's gradients, which saves an exchange, and the gradients of its own
+//         units of earlier layers. Warps split K. Weights are in shared memory before griddepcontrol.wait.
+// Floor   784-320-160-10, 256 rows: 16 clusters, 128 blocks. Per block 65 KB of weights before the wait and 21 KB of
+//         rows, 0.2 us at 48 B/clock; a cluster barrier, 0.2 us; a launch, 0.7 us: 1.1 us. On an H200 a block takes 8.5
+//         us in fp32, 5.8 in bf16; run-time activations and unrolled loops (59 KB of code, not 24) took 9.0.
+// Order   K steps of 16 over DEEP warps, smallest term products first, fp32 steps added with FADD; then warps in order.
 // Layout  As train/large_batch/launches.cu.
-// Shared  What every layer gives, 16 rows; weights of own units, by units and by what goes in; all of the last layer's;
-//         sums of warps: here 115,072 B.
+// Shared  Activations of all layers, 16 rows; weight rows and columns of own units; output weights; sums: 115,072 B.
 // Limits  2 to 4 layers in all, at most 32 outputs. PARTS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). sm_90 up.
 #include "mma/cluster.cuh"
 #include "train/large_batch/bytes.cuh"
@@ -25,29 +20,30 @@ constexpr int ROWS = 16, CLUSTER = 8;
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 __device__ constexpr int steps_of(int K) { return (K + 15) / 16; }
 __device__ constexpr int tiles_of(int N) { return (N + 7) / 8; }
-// Floats from row to row of W numbers along k: of eight rows that are read together, each begins in other banks.
+// Row pitch of W values along K, in floats: eight rows that are read together start in different banks.
 __device__ constexpr int pitch_of(int W) { return 16 * steps_of(W) + 4; }
-// The same of so many tiles of columns, four rows at a time: 8 banks on.
+// Row pitch of column tiles, read four rows at a time: 8 banks apart.
 __device__ constexpr int tile_pitch(int tiles) { return round_up(8 * tiles - 8, 16) + 8; }
 
-// -- products ----------------------------------------------------------------------------------------------------------
+// -- gemms -----------------------------------------------------------------------------------------------------------
 
-// ROWS rows times 8 TILES columns, K terms a sum. Of 16 k's a lane has every fourth.
+// ROWS rows times 8 TILES columns, reduction K. Of 16 K elements a lane holds every fourth.
 template <int PARTS, int K, int TILES, bool TURNED>
 struct Product {
     static constexpr int STEPS = steps_of(K), DEEP = STEPS >= 16 && TILES <= 2 ? 8 : STEPS >= 4 ? 4 : STEPS;
     static constexpr int ACROSS = WARPS / DEEP, NT = (TILES + ACROSS - 1) / ACROSS, PITCH = tile_pitch(TILES);
     static constexpr int FLOATS = DEEP * ROWS * PITCH, FOURS = ROWS * 2 * TILES;
-    static constexpr int ITEMS = (FOURS + THREADS - 1) / THREADS;  // fours of a thread
+    static constexpr int ITEMS = (FOURS + THREADS - 1) / THREADS;  // fours per thread
 
-    // The warps' sums, to `parts`. a (ROWS, a_pitch); b (columns, b_pitch) or, TURNED, (K, b_pitch): `there` tiles of it.
+    // Stores the warps' split-K sums to `parts`. a (ROWS, a_pitch); b (columns, b_pitch) or, TURNED, (K, b_pitch),
+    // `there` tiles of it.
     static __device__ __forceinline__ void sum_up(float* parts, const float* a, int a_pitch, const float* b, int b_pitch,
                                                   int there = TILES) {
         const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
         const int first = warp / DEEP * NT, deep = warp % DEEP;
         if (first >= TILES || warp >= DEEP * ACROSS) return;
         float sums[1][NT][4] = {};
-#pragma unroll 1  // a launch runs once through its code: to fetch more of it takes longer than to wait in a loop
+#pragma unroll 1  // the code runs once: fetching an unrolled loop takes longer
         for (int step = deep; step < STEPS; step += DEEP) {
             float v[8];  // rows g and g + 8
 #pragma unroll
@@ -62,7 +58,7 @@ struct Product {
                 for (int n = 0; n < 4; ++n) w[n] = TURNED ? b[(k + 4 * n) * b_pitch + column] : b[column * b_pitch + k + 4 * n];
                 split_numbers(columns[j], w);
             }
-            if constexpr (PARTS == 3) {  // the tensor core cuts its sums off: these k's alone are its own
+            if constexpr (PARTS == 3) {  // tensor cores truncate: one K step per accumulator
                 float some[1][NT][4] = {};
                 add_products(some, rows, columns);
 #pragma unroll
@@ -81,7 +77,7 @@ struct Product {
             }
         }
     }
-    // use(number, row, column) of a thread's fours.
+    // Calls use(index, row, column) for a thread's groups of four.
     template <class Use>
     static __device__ __forceinline__ void each(const Use& use) {
 #pragma unroll
@@ -90,7 +86,7 @@ struct Product {
             if (item < FOURS) use(i, item / (2 * TILES), item % (2 * TILES) * 4);
         }
     }
-    // When all warps have left their sums: finish(number, row, column, four sums) for all of them.
+    // Adds up the warps' sums and calls finish(index, row, column, four sums).
     template <class Finish>
     static __device__ __forceinline__ void finish(const float* parts, const Finish& finish) {
         __syncthreads();
@@ -106,9 +102,9 @@ struct Product {
     }
 };
 
-// -- what a block has --------------------------------------------------------------------------------------------------
+// -- shared memory ---------------------------------------------------------------------------------------------------
 
-// W: of the first layer, then of all layers behind it. Offsets count floats.
+// W: the first layer, then all layers after it. Offsets in floats.
 template <int P, class... W>
 struct Room {
     static constexpr int PARTS = P, L = sizeof...(W) - 1;
@@ -116,30 +112,30 @@ struct Room {
         const int all[] = {W::N...};
         return all[l];
     }
-    // Of four numbers from n on, those that a row has: where all are known to be there, the compiler does not ask.
+    // Valid elements of four from n on; a compile-time 4 where possible removes the branch.
     static __device__ __forceinline__ int left(int l, int n) { return at(l) % 4 == 0 ? 4 : at(l) - n; }
     static __device__ constexpr u32 code(int l) {
         const u32 all[] = {W::CODE...};
         return all[l];
     }
-    // Tiles of units that a block makes: of the last layer all.
+    // Tiles of units per block; for the last layer all.
     static __device__ constexpr int own(int l) { return l == L ? tiles_of(at(L)) : (tiles_of(at(l)) + CLUSTER - 1) / CLUSTER; }
-    static __device__ constexpr int pitch(int l) { return pitch_of(at(l) + (l < L ? 1 : 0)); }  // behind units the 1 of a bias
+    static __device__ constexpr int pitch(int l) { return pitch_of(at(l) + (l < L ? 1 : 0)); }  // units and the bias 1
     static __device__ constexpr int back_pitch(int l) { return l == L ? pitch(l - 1) : tile_pitch(own(l - 1)); }
-    // (ROWS, pitch(l)): what layer l gives, then its gradients.
+    // (ROWS, pitch(l)): activations of layer l, then its gradients.
     static __device__ constexpr int values(int l) {
         int sum = 0;
         for (int i = 0; i < l; ++i) sum += ROWS * pitch(i);
         return sum;
     }
-    // (own units, pitch(l - 1)) of layer l's weights; of the last layer whole steps of them, for it is read both ways.
+    // (own units, pitch(l - 1)) of layer l's weights; for the last layer whole K steps, since both passes read it.
     static __device__ constexpr int weight_rows(int l) { return l == L ? 16 * steps_of(at(L)) : 8 * own(l); }
     static __device__ constexpr int weights(int l) {
         int sum = values(L + 1);
         for (int i = 1; i < l; ++i) sum += weight_rows(i) * pitch(i - 1);
         return sum;
     }
-    // (steps of units of l, own units of l - 1)
+    // (units of l in K steps, own units of l - 1)
     static __device__ constexpr int back(int l) {
         int sum = weights(L + 1);
         for (int i = 1; i < l; ++i) sum += 16 * steps_of(at(i)) * tile_pitch(own(i - 1));
@@ -152,7 +148,7 @@ struct Room {
     }
     template <int l>
     using Forward = Product<PARTS, at(l - 1) + 1, own(l), false>;
-    // From gradients of layer l to those of l - 1: of the last hidden layer all blocks make all.
+    // Backward gemm from layer l to l - 1. All blocks compute all of the last hidden layer.
     static __device__ constexpr bool is_for_all(int l) { return l == L && l > 1; }
     template <int l>
     using Back = Product<PARTS, at(l), is_for_all(l) ? tiles_of(at(l - 1)) : own(l - 1), true>;
@@ -167,8 +163,8 @@ struct Room {
     static __device__ constexpr int bytes() { return 4 * (parts() + most_parts<>()); }
 };
 
-// (ROWS, PITCH) of (there, stride) floats, COLUMNS of them a row, zeros behind the `left` and the rows that are there; on its
-// way. Lanes have places in a row, and no division.
+// Copies (there, stride) floats to (ROWS, PITCH) with cp.async, COLUMNS per row, zero-filled past `left` and `there`. A
+// power of two lanes per row avoids a division.
 template <int ROWS, int COLUMNS, int PITCH>
 __device__ __forceinline__ void copy_rows(float* to, const float* from, int stride, int there, int left) {
     constexpr int FOURS = COLUMNS / 4, LANES = FOURS > 16 ? 32 : FOURS > 8 ? 16 : FOURS > 4 ? 8 : 4;
@@ -183,14 +179,14 @@ __device__ __forceinline__ void copy_rows(float* to, const float* from, int stri
     }
 }
 
-// -- a step ------------------------------------------------------------------------------------------------------------
+// -- a step -----------------------------------------------------------------------------------------------------------
 
 struct ClusterRows : TileRows<ROWS> {
     float* room;
     u32 rank;
 };
 
-// Weights of layers l and on, on their way.
+// Starts loading the weights of layers l and up.
 template <class R, int l>
 __device__ __forceinline__ void bring_weights(const Step& step, const RowLayers& layers, float* room, u32 rank) {
     constexpr int L = R::L, K = R::at(l - 1) + 1, N = R::at(l);
@@ -207,7 +203,7 @@ __device__ __forceinline__ void bring_weights(const Step& step, const RowLayers&
     }
 }
 
-// Zeros behind the units of layers l and on, and the 1 that a bias is a weight of.
+// Writes the bias 1 and zeros after the units of layers l and up.
 template <class R, int l>
 __device__ __forceinline__ void put_ones(const RowLayers& layers, float* room) {
     if constexpr (l <= R::L) {
@@ -219,7 +215,7 @@ __device__ __forceinline__ void put_ones(const RowLayers& layers, float* room) {
     }
 }
 
-// Four numbers of layer l to where each block of the cluster has them.
+// Stores four values of layer l to all blocks of the cluster by DSMEM.
 template <class R, int l>
 __device__ __forceinline__ void tell_cluster(float* room, int row, int column, const float4& four) {
     float* const to = room + R::values(l) + row * R::pitch(l) + column;
@@ -235,7 +231,7 @@ __device__ __forceinline__ void tell_cluster(float* room, int row, int column, c
     }
 }
 
-// Layers l and on: forward. Behind the last of them the gradients of the outputs are there.
+// Forward pass of layers l and up. Ends with the outputs in shared memory.
 template <class R, int l>
 __device__ __forceinline__ void go_forward(const Step& step, const RowLayers& layers, const ClusterRows& rows) {
     constexpr int L = R::L;
@@ -252,7 +248,7 @@ __device__ __forceinline__ void go_forward(const Step& step, const RowLayers& la
             if (first + column < R::at(l)) tell_cluster<R, l>(room, row, first + column, made[i]);
         });
         arrive_at_cluster();
-        Forward::each([&](int i, int row, int column) {  // behind the arrival, which would wait until memory has it
+        Forward::each([&](int i, int row, int column) {  // after the arrive, which would wait for these stores
             const float four[4] = {made[i].x, made[i].y, made[i].z, made[i].w};
             const int n = first + column;
             if (row < there && n < R::at(l)) store_first(a + static_cast<long long>(row) * layer.stride + n, four, R::left(l, n));
@@ -268,7 +264,7 @@ __device__ __forceinline__ void go_forward(const Step& step, const RowLayers& la
     }
 }
 
-// From gradients of layer l to those of the first.
+// Backward pass from layer l to the first.
 template <class R, int l>
 __device__ __forceinline__ void go_back(const Step& step, const RowLayers& layers, const ClusterRows& rows) {
     using Back = typename R::template Back<l>;
@@ -305,7 +301,7 @@ __device__ __forceinline__ void go_back(const Step& step, const RowLayers& layer
     }
 }
 
-// W: of the first layer, which is done, then of all layers behind it. dz of all layers goes, and what the hidden ones give.
+// W: the first layer, already computed, then all layers after it. Writes dz of all layers and the hidden activations.
 template <int PARTS, u32 LOSS, class... W>
 __global__ void __launch_bounds__(THREADS, 2)
 train_cluster(const __grid_constant__ Step step, const __grid_constant__ RowLayers layers) {
@@ -324,7 +320,7 @@ train_cluster(const __grid_constant__ Step step, const __grid_constant__ RowLaye
     const RowLayer& given = layers.of[0];
     float* const outputs = room + R::values(L);
     put_ones<R, 1>(layers, room);
-    await_cluster();  // all blocks have begun, so they can be told
+    await_cluster();  // all blocks have started, so DSMEM is valid
     if (first_tile >= tiles) {
         await_stages<0>();
         wait_for_step_before();
@@ -336,7 +332,7 @@ train_cluster(const __grid_constant__ Step step, const __grid_constant__ RowLaye
         Rows targets;
         targets.find(step, layers, rows);
         if (tile == first_tile) wait_for_step_before();
-        else wait_for_cluster();  // nobody still reads what the next rows replace
+        else wait_for_cluster();  // the next rows overwrite what was read
         copy_rows<ROWS, 16 * steps_of(R::at(0) + 1), R::pitch(0)>(
             room + R::values(0), step.mine(layers.memory[0].a) + static_cast<long long>(rows.first) * given.stride, given.stride,
             rows.there(), given.stride);

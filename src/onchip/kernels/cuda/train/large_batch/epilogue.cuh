@@ -1,20 +1,20 @@
-// train/large_batch/epilogue.cuh: what becomes of the sums of a training step's products, whoever made them.
+// train/large_batch/epilogue.cuh: epilogues of a training step's gemms: activation, derivative, optimiser update.
 #pragma once
 
 #include "train/large_batch/launches.cuh"
 #include "common/reduce.cuh"
 
-// A product of the rows of a step: y = x w, K terms a sum, N numbers a row of y.
+// A gemm over the rows of a step: y = x w, with K and N as usual.
 struct Shape {
     int x_stride, w_stride, y_stride, K, N;
-    u32 is_gathered;  // x is the data, whose rows the order tells
-    u32 code, a;      // the activation: of y forward, of what lies there backward
+    u32 is_gathered;  // x is the data, gathered by the order
+    u32 code, a;      // activation: of y forward, of the stored values backward
     Warps warps;
 };
 
 __device__ __forceinline__ Activation activation_of(u32 code, u32 a) { return {code, __uint_as_float(a), 0.0f}; }
 
-// grad times the slope of an activation that gave `out`: ReLU, LeakyReLU, Sigmoid, Tanh.
+// grad times the derivative of the activation that produced `out`: ReLU, LeakyReLU, Sigmoid, Tanh.
 __device__ __forceinline__ float through(u32 code, float a, float grad, float out) {
     switch (code) {
         case 1: return out > 0.0f ? grad : 0.0f;
@@ -25,14 +25,14 @@ __device__ __forceinline__ float through(u32 code, float a, float grad, float ou
     return grad;
 }
 
-// Out of line, as `activated`: a thread has many fours, and a copy for each would be most of the kernel.
+// Not inlined, as `activated`: a thread calls it many times, and inlined copies would dominate the code size.
 __device__ __noinline__ float4 through(u32 code, float a, float4 grad, float4 out) {
     return {through(code, a, grad.x, out.x), through(code, a, grad.y, out.y), through(code, a, grad.z, out.z),
             through(code, a, grad.w, out.w)};
 }
 
-// Both of an activation that is known when a kernel is compiled, in line: of a launch that runs once through its code a
-// call and a switch would be a fifth.
+// Inlined versions for an activation known at compile time: in a kernel that runs once through its code, a call and a
+// switch cost a fifth of the time.
 template <u32 CODE>
 __device__ __forceinline__ float4 activated(const float4& v, u32 a) {
     float four[4] = {v.x, v.y, v.z, v.w};
@@ -46,15 +46,15 @@ __device__ __forceinline__ float4 through(u32 a, const float4& grad, const float
             through(CODE, slope, grad.w, out.w)};
 }
 
-// The first `left` of V adjacent elements of a row, in one access where all of them are the row's. The elements after
-// those may belong to another thread.
+// Loads or stores the first `left` of V adjacent elements of a row, in one access if all belong to the row. The
+// elements after those may belong to another thread.
 template <int V>
 __device__ __forceinline__ void load_first(float (&v)[V], const float* from, int left) {
     if (left >= V) {
         load_several<true>(v, from);
     } else {
 #pragma unroll
-        for (int i = 0; i < V - 1; ++i)  // by constants: a register has no run-time index
+        for (int i = 0; i < V - 1; ++i)  // compile-time indices keep v in registers
             if (i < left) v[i] = __ldcg(from + i);
     }
 }
@@ -71,7 +71,7 @@ __device__ __forceinline__ void store_first(float* to, const float (&v)[V], int 
 
 struct Nothing {};
 
-// y = activation(sums): a block's rows from first_m and columns from first_n on.
+// y = activation(sums), for a block at row first_m and column first_n.
 template <int R, class Activate>
 __device__ __forceinline__ void finish_forward(const Tiles<R>& tiles, const Warps& warps, const Shape& shape, float* y,
                                                int size, int first_m, int first_n, const Activate& activate) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void finish_forward(const Tiles<R>& tiles, const Warp
     });
 }
 
-// The same, by the activation that the launch is told.
+// Same, with the activation selected at run time.
 template <int R>
 __device__ __forceinline__ void finish_forward(const Tiles<R>& tiles, const Warps& warps, const Shape& shape, float* y,
                                                int size, int first_m, int first_n) {
@@ -94,7 +94,7 @@ __device__ __forceinline__ void finish_forward(const Tiles<R>& tiles, const Warp
     finish_forward<R>(tiles, warps, shape, y, size, first_m, first_n, activate);
 }
 
-// before = sums times the slope of what gave `out`.
+// before = sums times the activation's derivative at `out`.
 template <int R>
 __device__ __forceinline__ void finish_backward(const Tiles<R>& tiles, const Warps& warps, const Shape& shape,
                                                 const float* out, float* before, int size, int first_m, int first_n) {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void finish_backward(const Tiles<R>& tiles, const War
     });
 }
 
-// The largest of N numbers, and the first of those that are alike, from those of LANES lanes each; N: a lane has none.
+// Argmax over LANES lanes; ties take the first index. best == N: the lane has no candidate.
 template <int LANES>
 __device__ __forceinline__ void join_largest(float& most, int& best, int N) {
 #pragma unroll
@@ -124,7 +124,7 @@ __device__ __forceinline__ void join_largest(float& most, int& best, int N) {
     }
 }
 
-// Sum of the rows' losses, and their hits, to the step's place: one block.
+// Sums the rows' losses and correct predictions into the step's slot; one block.
 struct Tally {
     const double* losses;  // nullptr: another launch does it
     const int* hits;
@@ -153,30 +153,30 @@ struct Tally {
     }
 };
 
-// -- gradients and update ----------------------------------------------------------------------------------------------
+// -- gradients and update ---------------------------------------------------------------------------------------------
 
-constexpr int MOST_LAYERS = 16;  // of a launch
+constexpr int MOST_LAYERS = 16;  // per launch
 constexpr u32 SGD = 0, MOMENTUM = 1, ADAM = 2;
 constexpr u32 CROSS_ENTROPY = 0, HALF_SSE = 1, MSE = 2;
 
 struct LayerMemory {
     float *w, *mean, *square;
     const float *a, *dz;
-    float* parts;  // (slices, N, w_stride): gradients of slices of the batch
+    float* parts;  // (slices, N, w_stride): split-K partial gradients
 };
 struct LayerSizes {
     int K, N, w_stride, a_stride, dz_stride;
     u32 is_gathered;
-    int blocks_across;  // that share rows of w
-    int slices;         // of its parts
+    int blocks_across;  // blocks along K
+    int slices;         // split-K slices of the gradient
 };
-// What every block asks first lies together: a launch finds these words in no cache.
+// What every block reads first is adjacent: kernel arguments start out uncached.
 struct Layers {
     LayerMemory memory[MOST_LAYERS];
-    int blocks, chunks;  // of a slice: blocks, and chunks of rows
+    int blocks, chunks;  // per slice: blocks, and chunks of rows
     u32 optimiser;
     Warps warps;
-    int first_block[MOST_LAYERS];  // blocks of the layers before; no block is behind those of a layer that is not there
+    int first_block[MOST_LAYERS];  // prefix sum of blocks per layer; above any block for missing layers
     LayerSizes sizes[MOST_LAYERS];
 
     __device__ __forceinline__ LayerMemory memory_of(int layer, const Step& step) const {
@@ -192,7 +192,7 @@ struct Layers {
     }
 };
 
-// Which gradients are a block's: `number` counts the blocks of all slices, each of rows x columns numbers.
+// The tile of a block: `number` counts blocks of rows x columns over all slices.
 struct GradientBlock {
     int slice, layer, first_m, first_n;
 
@@ -206,7 +206,7 @@ struct GradientBlock {
     }
 };
 
-// Four neighbours of w and what the optimiser keeps for them.
+// Four adjacent weights and their optimiser moments.
 struct Kept {
     float w[4], mean[4], square[4];
 
@@ -217,7 +217,7 @@ struct Kept {
     }
 };
 
-// V neighbours of w move, `left` of them, and what the optimiser keeps for them; the zeros behind those stay.
+// Updates the first `left` of V adjacent weights and their moments; padding stays 0.
 //
 // SGD       w -= lr g, where g = scale gradient + decay w
 // MOMENTUM  mean = keep mean + g; w -= lr mean
@@ -251,7 +251,7 @@ __device__ __forceinline__ void update(u32 optimiser, const Rule& rule, const La
     if (optimiser == ADAM) store_several(memory.square + at, kept.square);
 }
 
-// Sums are gradients: the update, or the slice's part of it.
+// Gradient epilogue: the update, or a store of the slice's partial sums.
 template <int R, bool IS_WHOLE>
 __device__ __forceinline__ void finish_gradients(const Tiles<R>& tiles, const Warps& warps, const Step& step,
                                                  const Layers& layers, const GradientBlock& block) {

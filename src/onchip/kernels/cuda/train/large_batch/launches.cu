@@ -1,27 +1,18 @@
-// train/large_batch/launches.cu: a training step of an MLP: forward, loss, backward, gradients and update.
+// train/large_batch/launches.cu: a training step of an MLP as one launch per layer: forward, loss, backward, update.
 //
-// Idea    A step is a launch for each layer forward, one for the head (last layer, loss, its gradient and that of what
-//         went in), one for each layer backward, and one for all gradients, in which each block owns a tile of some
-//         weights, sums up its gradient over the batch and updates it on the spot: no gradient reaches memory. Rows
-//         of x are read where the order says. Of a large batch blocks sum up slices; train_apply adds them in order.
-//         Gradients that are clipped are slices too, one at least: train_squares adds them up and squares them, and
-//         train_apply knows their norm before it updates.
-//         Many steps are one graph: which rows a step has follows from a counter on the GPU. Networks that are alike
-//         train in the same launches, along y of the grid.
-// Floor   A row costs 6 flop a weight, 4 in the first layer. 784-320-160-10, batch 64: 85 Mflop and 1.2 MB of weights
-//         read twice and written once a step: 0.5 us at H200's tf32 (three products a term), 0.2 us of L2; a launch
-//         in a graph is 0.7 us, five of them 3.5 us. 784-56-28-10, 60,000 rows: x read twice, 376 MB / 4.8 TB/s
-//         = 78 us; 11.2 Gflop times 3 / 494 Tflop/s = 68 us.
-// Order   train/large_batch/launches.cuh. The head's dots go four neighbours a lane, then through a tree of the lanes; losses thread by
-//         thread, then through a tree. Slices of a batch first to last; many in eight shares, then these. Squares of
-//         gradients four a thread, through a tree of the block, then block by block, a thread every 256th, and through a
-//         tree.
-// Layout  Rows begin at multiples of 32 bytes. x and activations (rows, width, 1 if the layer that reads them has a
-//         bias, zeros); w (D_out, D_in, bias, zeros): a bias is a weight of that 1. So are mean and square, what the
-//         optimiser keeps. dz, the gradients by what goes into activations, lie like the activations.
+// Idea    One launch per layer forward, one for the head (output layer, loss, gradients), one per layer backward, and
+//         one for all dW gemms. The optimiser update is the epilogue of the dW gemm: no gradient reaches global memory.
+//         Large batches use split-K slices that train_apply adds up. Clipping needs slices too: train_squares sums
+//         their squares, and train_apply scales by the norm. Many steps form one graph with a step counter on the GPU.
+// Floor   6 flop per weight and row, 4 in the first layer. 784-320-160-10, batch 64: 85 Mflop, 1.2 MB of weights read
+//         twice and written once: 0.5 us of 3xTF32, 0.2 us of L2; five launches in a graph, 3.5 us. 784-56-28-10,
+//         60,000 rows: x read twice, 376 MB / 4.8 TB/s = 78 us; 11.2 Gflop times 3 / 494 Tflop/s = 68 us.
+// Order   launches.cuh. Head: four elements per lane, then a tree; slices first to last, many of them in eight shares.
+// Layout  Rows are 32 B aligned. x and activations (rows, width, 1 if the next layer has a bias, zeros); w, mean,
+//         square (D_out, D_in, bias, zeros): the bias is the weight of that 1. dz (gradients by pre-activations) as
+//         activations.
 // Shared  8 tiles of 32 x 36 floats, 36 864 B, or of 16 x 20, 10 240 B.
-// Limits  float32 in memory; products in fp32 (three of tf32), tf32, bf16 or fp16. Any widths and batch below 2^30.
-//         sm_80 up.
+// Limits  float32 in memory; gemms in fp32 (3xTF32), tf32, bf16 or fp16. Any widths, batch below 2^30. sm_80 up.
 #include "train/large_batch/bf16_split.cuh"
 
 // y (size, N) = activation(x w^T), x (size, K), w (N, K).
@@ -51,7 +42,7 @@ train_forward(const Step step, const float* x, const float* w, float* y, const S
     finish_forward<R>(tiles, warps, shape, y, size, first_m, first_n);
 }
 
-// before (size, N) = (dz w) times the slope of what gave `out` (size, N); dz (size, K), w (K, N).
+// before (size, N) = (dz w) times the activation's derivative at `out` (size, N); dz (size, K), w (K, N).
 template <class P, int R>
 __global__ void __launch_bounds__(THREADS, R == 2 ? 2 : 1)
 train_backward(const Step step, const float* dz, const float* w, const float* out, float* before, const Shape shape) {
@@ -74,24 +65,24 @@ train_backward(const Step step, const float* dz, const float* w, const float* ou
     finish_backward<R>(tiles, warps, shape, out, before, size, first_m, first_n);
 }
 
-// -- the head ----------------------------------------------------------------------------------------------------------
+// -- the head ---------------------------------------------------------------------------------------------------------
 
 struct Head {
-    const float* a;       // (size, K): what goes into the last layer
-    const float* w;       // (N, K), N <= 32; nullptr: z is there already
-    const float* z;       // (size, N): the network's output, where w is nullptr
+    const float* a;       // (size, K): input of the output layer
+    const float* w;       // (N, K), N <= 32; nullptr: z is given
+    const float* z;       // (size, N): the network's output, if w is nullptr
     const void* targets;  // (n,) int64 classes, or (n, N) float32
-    const float* weights;  // (n,) of rows: what their losses are multiplied by; nullptr: 1
-    float* dz;            // (size, N); nullptr: losses alone
-    float* before;        // (size, D): the gradient by what went into `a`, its bias's 1 aside; nullptr: not asked for
+    const float* weights;  // (n,) loss weights per row; nullptr: 1
+    float* dz;            // (size, N); nullptr: losses only
+    float* before;        // (size, D): gradient by the pre-activations of `a`, without the bias 1; nullptr: skip
     double* losses;       // (size,)
     int* hits;            // (size,)
     int a_stride, w_stride, z_stride, K, N, D;
     u32 is_gathered, loss, code, slope, before_code, before_slope;
-    float smoothing;  // of cross-entropy: the share of a target that all classes have alike
+    float smoothing;  // label smoothing of cross-entropy
     u32 unused;
 
-    // Of this block's network.
+    // Pointers of this block's network.
     __device__ __forceinline__ Head mine(const Step& step) const {
         Head made = *this;
         if (!is_gathered) made.a = step.mine(a);
@@ -101,13 +92,13 @@ struct Head {
     }
 };
 
-// LANES of W warps a row: maybe the last layer, W outputs at a time; then the loss, which each warp works out, and the
-// gradients by it. 8 warps a row: few rows, which should not wait for their loads one after the other. 8 lanes a row:
-// many rows, of which the instructions count.
+// W x LANES threads per row: the output layer if head.w, W outputs at a time; then the loss, computed by every warp,
+// and the gradients. 8 warps per row suit few rows, where load latency dominates; 8 lanes per row suit many rows, where
+// instruction count does.
 template <int W, int LANES>
 __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Head of_first) {
     const Head head = of_first.mine(step);
-    constexpr int ROWS = THREADS / (LANES * W), PITCH = 40;  // rows of 8 lanes begin 8 banks on
+    constexpr int ROWS = THREADS / (LANES * W), PITCH = 40;  // rows of 8 lanes start 8 banks apart
     __shared__ float outputs[ROWS][PITCH], gradients[THREADS / LANES][PITCH];
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, warp = group % W, N = head.N;
     const int first_row = blockIdx.x * ROWS, size = step.size();
@@ -115,7 +106,7 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
         wait_for_step_before();
         return;
     }
-    const bool is_there = first_row + group / W < size;  // else the last row once more: all lanes take part in sums
+    const bool is_there = first_row + group / W < size;  // else clamped to the last row: all lanes join the reductions
     const int row = is_there ? first_row + group / W : size - 1;
     const long long number = step.rows()[row];
     const bool has_classes = head.loss == CROSS_ENTROPY;
@@ -126,13 +117,13 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
     const float* a = head.a + (head.is_gathered ? number : static_cast<long long>(row)) * head.a_stride;
     const float* z = head.z + at;
     if (head.w) {
-        constexpr int AT_ONCE = W > 1 ? 2 : 5;  // sums, none waiting for another: ten classes are one turn or two
+        constexpr int AT_ONCE = W > 1 ? 2 : 5;  // independent sums: ten classes take one or two rounds
         const Activation activation = activation_of(head.code, head.slope);
         for (int first = warp; first < N; first += AT_ONCE * W) {
             const float* w[AT_ONCE];
             float sums[AT_ONCE] = {};
 #pragma unroll
-            for (int j = 0; j < AT_ONCE; ++j)  // the last one again, where there is none: a branch would wait
+            for (int j = 0; j < AT_ONCE; ++j)  // clamped: a branch would serialise loads
                 w[j] = head.w + static_cast<long long>(first + j * W < N ? first + j * W : N - 1) * head.w_stride;
 #pragma unroll 2
             for (int k = 4 * lane; k < head.K; k += 4 * LANES) {
@@ -158,7 +149,7 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
         else __syncwarp();
         z = outputs[group / W];
     }
-    const bool tells = is_there && warp == 0;  // to memory
+    const bool tells = is_there && warp == 0;  // writes to global memory
     const auto keep = [&](int n, float gradient) {
         if (head.before) gradients[group][n] = weight * gradient;  // then N <= 32
         if (head.dz && tells) head.dz[at + n] = weight * gradient;
@@ -174,7 +165,7 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
         for (int n = lane; n < N; n += LANES) total += static_cast<double>(expf(z[n] - most));
         total = reduce_lanes<Sum, LANES>(total);
         const float scale = static_cast<float>(total), share = head.smoothing / N;
-        float at_truth = 0.0f;  // of one lane
+        float at_truth = 0.0f;  // nonzero in one lane
         for (int n = lane; n < N; n += LANES) {
             if (n == truth) at_truth = z[n] - most;
             keep(n, expf(z[n] - most) / scale - (n == truth ? 1.0f - head.smoothing + share : share));
@@ -215,17 +206,17 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
     }
 }
 
-// Sums of the rows' losses, where no gradients are asked for.
+// Sums the rows' losses when no gradients are computed.
 __global__ void __launch_bounds__(THREADS) train_tally(const Step step, const Tally tally) {
     wait_for_step_before();
     tally.add_up(step);
 }
 
-// -- gradients and update ----------------------------------------------------------------------------------------------
+// -- gradients and update ---------------------------------------------------------------------------------------------
 
-// dz^T a of every layer, and the update; or, of more than one slice, the slice's part. If there is a tally, it is the
-// first block's, who has little to do and ends before the others. IS_SECOND: behind another launch of gradients, which has
-// waited for what both read, so that this one need not: both work at a time.
+// dW = dz^T a of every layer with the update as epilogue; with several slices, the slice's partial sums. Block 0
+// computes the tally, if any; it finishes before the others. IS_SECOND: follows another dW launch that already waited
+// for the same inputs, so this one skips the wait and both overlap.
 template <class P, int R, bool IS_WHOLE, bool IS_SECOND>
 __global__ void __launch_bounds__(THREADS, R == 2 ? 2 : 1)
 train_gradients(const Step step, const __grid_constant__ Layers layers, const Tally tally) {
@@ -255,11 +246,11 @@ train_gradients(const Step step, const __grid_constant__ Layers layers, const Ta
     if (IS_SECOND) wait_for_step_before();
 }
 
-// Four neighbours of a layer's gradients, layer by layer: SHARES threads of a block share the parts of them.
+// Four adjacent gradients, layer by layer. SHARES threads of a block split their slices.
 template <int SHARES = 1>
 struct ApplyPlace {
-    static constexpr int FOURS = THREADS / SHARES;  // of a block
-    int layer, left;  // so many of them are there
+    static constexpr int FOURS = THREADS / SHARES;  // per block
+    int layer, left;  // valid elements
     long long at;
 
     __device__ __forceinline__ explicit ApplyPlace(const Layers& layers) : layer(layers.layer_of(blockIdx.x)) {
@@ -271,7 +262,8 @@ struct ApplyPlace {
         return static_cast<long long>(sizes.N) * sizes.w_stride;
     }
     static __device__ __forceinline__ bool is_first() { return SHARES == 1 || threadIdx.x < FOURS; }
-    // The slices' parts, first to last; of shares, each so, then they. The first threads have the sums. All ask.
+    // Adds up the slices in order; with SHARES, per share and then the shares. The first FOURS threads get the sums.
+    // All threads must call it.
     __device__ __forceinline__ void add_up(float (&sums)[4], const LayerMemory& memory, const LayerSizes& sizes) const {
         const int each = (sizes.slices + SHARES - 1) / SHARES, first = threadIdx.x / FOURS * each;
         const int last = left <= 0 ? first : first + each < sizes.slices ? first + each : sizes.slices;
@@ -293,12 +285,12 @@ struct ApplyPlace {
     }
 };
 
-// What the norm of a step's gradients comes from.
+// Input of the gradient norm.
 struct Squares {
-    double* of_blocks;  // (count,): a sum for each block of train_squares; nullptr: nothing is clipped
-    int first, count;   // blocks of launches before this one, and of all
+    double* of_blocks;  // (count,): one sum per block of train_squares; nullptr: no clipping
+    int first, count;   // blocks of earlier launches, and of all
 
-    // The factor of gradients with which they are no longer than rule.clip. All threads of the block ask.
+    // Gradient scale that limits the norm to rule.clip. All threads of the block must call it.
     __device__ __forceinline__ float clipped_scale(const Step& step, const Rule& rule) const {
         double total = 0.0;
         for (int i = threadIdx.x; i < count; i += THREADS) total += __ldcg(step.mine(of_blocks) + i);
@@ -307,7 +299,7 @@ struct Squares {
     }
 };
 
-// The slices' parts added up, to the first of them, and the sum of their squares.
+// Adds up the slices into the first one and sums the squares.
 __global__ void __launch_bounds__(THREADS)
 train_squares(const Step step, const __grid_constant__ Layers layers, const Squares squares) {
     wait_for_step_before();
@@ -327,8 +319,8 @@ train_squares(const Step step, const __grid_constant__ Layers layers, const Squa
     if (threadIdx.x == 0) step.mine(squares.of_blocks)[squares.first + blockIdx.x] = sum;
 }
 
-// The slices' parts added up, first to last, and the update. PARTS > 0: of the first layer's weights as parts, too, as
-// bytes_parts makes them: `stages` of 64 k's.
+// Adds up the slices in order and updates. PARTS > 0: also writes the first layer's weights as a bf16 split, in the
+// layout of bytes_parts with `stages` stages of 64 K elements.
 template <int PARTS, int SHARES>
 __global__ void __launch_bounds__(THREADS)
 train_apply(const Step step, const __grid_constant__ Layers layers, const Squares squares, u32* w_parts, int stages) {
@@ -352,14 +344,14 @@ train_apply(const Step step, const __grid_constant__ Layers layers, const Square
         u32 words[PARTS][2];
         split_numbers(words, kept.w);
 #pragma unroll
-        for (int i = 0; i < 2 * PARTS; ++i) {  // pieces of 8 k's, of which four pairs are 16 apart
+        for (int i = 0; i < 2 * PARTS; ++i) {  // 16 B chunks of 8 K elements: four pairs 16 apart
             const long long piece = (stage * PARTS + i / 2) * 512 + (k % 16 / 2 + i % 2) * 64 + n % 64;
             step.mine(w_parts)[piece * 4 + k % 64 / 16] = words[i / 2][i % 2];
         }
     }
 }
 
-// The steps of a graph are done: the next one goes on behind them.
+// Advances the step counter at the end of a graph.
 __global__ void train_advance(const Networks networks, long long* progress, long long steps) {
     wait_for_step_before();
     if (threadIdx.x == 0) networks.mine(progress)[0] += steps;

@@ -1,12 +1,11 @@
-// train/large_batch/launches.cuh: the products of a training step, and which rows a step has.
+// train/large_batch/launches.cuh: register-tiled mma.sync gemms of a training step, and the rows of a step.
 //
-// Idea    A warp makes 8 R x 8 R numbers of a product by mma.sync, its operands straight from L2, without shared
-//         memory. The order in which k is summed up is ours, so of 16 k's a lane takes four neighbours: an operand's
-//         8 R x 16 numbers are R x 4 for each lane, (row R g + j, k 4 q + i), loaded 16 bytes at a time whether rows
-//         or columns lie side by side. Both operands number k alike, so each instruction multiplies what belongs
-//         together. Forward, backward and gradients are this one loop with other loads.
-// Order   A sum goes over chunks of 16 k's, `deep` warps taking turns; PART chunks in the tensor core's own sum, those
-//         in float; then the warps' sums first to last. It depends on the sizes of the layer and of a full batch alone.
+// Idea    A warp computes an 8 R x 8 R tile with mma.sync and loads its operands straight from L2, without shared
+//         memory. K is permuted: of a chunk of 16, lane (g, q) holds K elements 4 q + i of rows R g + j, R x 4 per
+//         operand, so that every load is 16 B for row-major and column-major operands alike. Both operands use the same
+//         permutation. Forward, backward and dW are this one loop with different loaders.
+// Order   Chunks of 16 K elements, split over `deep` warps; PART chunks per tensor core accumulator, which are added in
+//         fp32; then the warps' sums in order. It depends only on the layer's sizes and the full batch.
 #pragma once
 
 #include "common/dtype.cuh"
@@ -15,10 +14,10 @@
 
 constexpr int CHUNK = 16, WARPS = 8, THREADS = 32 * WARPS;
 
-// Programmatic launch: a kernel begins while the one before ends, and waits here before it reads what that one writes.
-// What earlier ones write is there: the one before has waited for them before it let this one begin. So only weights
-// right behind their update wait, and what a launch hands to the next; what is read before comes from L2. The data, the
-// order and the step's place in it change where a graph ends.
+// Programmatic dependent launch: a kernel starts while its predecessor ends, and waits here before it reads what that
+// one writes. Writes of earlier kernels are visible, since the predecessor waited for them before it allowed this
+// launch. So only just-updated weights and the predecessor's outputs need the wait; earlier reads go to L2. The data,
+// the order and the progress change only between graphs.
 __device__ __forceinline__ void wait_for_step_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -26,7 +25,7 @@ __device__ __forceinline__ void wait_for_step_before() {
 #endif
 }
 
-// A launch's arguments are in no cache when it begins: whoever asks for them before it has to wait need not wait for them.
+// Touches the kernel arguments, which start out uncached, so that their latency overlaps with the wait.
 template <class Arguments>
 __device__ __forceinline__ void touch_arguments(const Arguments& arguments) {
 #ifdef __CUDA_ARCH__
@@ -36,29 +35,29 @@ __device__ __forceinline__ void touch_arguments(const Arguments& arguments) {
 #endif
 }
 
-// How weights follow from gradients in one step, as kernels/training.py writes it down.
+// Optimiser values of one step, as kernels/training.py writes them.
 struct Rule {
     float lr, scale, root, keep, decay, clip, unused[2];
 };
 
-// Networks that train in one launch: along y of the grid. All have the same memory, but for data and targets, which they
-// share; a launch is told the first one's.
+// Networks trained in one launch, one per blockIdx.y. Each has its own memory, except for the shared data and targets.
+// Pointers refer to the first network.
 struct Networks {
-    long long apart;  // bytes from a network's memory to the next one's
+    long long apart;  // bytes between the memory of two networks
 
-    // What this block's network has there; nullptr stays.
+    // Pointer for this block's network; nullptr stays nullptr.
     template <class T>
     __device__ __forceinline__ T* mine(T* of_first) const {
         return of_first ? (T*)((char*)of_first + blockIdx.y * apart) : of_first;
     }
 };
 
-// A step of a call: which of its rows. A network that is done before others has steps without rows.
+// A training step. A network that finishes before the others has steps without rows.
 struct Step {
-    const long long* progress;  // steps that went before, rows of the call
-    const long long* order;     // (rows,) row numbers, batch by batch
+    const long long* progress;  // steps done, rows of the call
+    const long long* order;     // (rows,) row indices, batch by batch
     const Rule* rules;          // (steps,)
-    long long number;           // of the step, counted from progress
+    long long number;           // step index relative to progress
     long long batch;            // rows of a full step
     Networks networks;
 
@@ -69,23 +68,23 @@ struct Step {
     __device__ __forceinline__ long long at() const { return mine(progress)[0] + number; }
     __device__ __forceinline__ const long long* rows() const { return mine(order) + at() * batch; }
     __device__ __forceinline__ Rule rule() const { return mine(rules)[at()]; }
-    // Rows of this step; 0 behind the last one.
+    // Rows of this step; 0 after the last.
     __device__ __forceinline__ int size() const {
         const long long left = mine(progress)[1] - at() * batch;
         return static_cast<int>(left < 0 ? 0 : left < batch ? left : batch);
     }
 };
 
-// Warps of a block: tiles down and across, and how many of them share a tile's sums.
+// Warps of a block: tiles along M and N, and the split-K factor.
 struct Warps {
     int down, across, deep;
 };
 
 // -- operands --------------------------------------------------------------------------------------------------------
 
-// Which rows lie at `first`, `first` + step, ... of `rows`: NO_ROW behind the last. All are asked for at once, the last
-// one in place of those that are not there: with a branch for each they would wait for each other. No chip has room for
-// 2^32 rows of 32 bytes and what they should give.
+// Row indices of positions `first`, `first` + step, ... below `rows`; NO_ROW past the end. Loads are unconditional
+// (clamped to the last row) so that all are in flight at once. 32 bits suffice: no GPU holds 2^32 rows of 32 B
+// and their targets.
 constexpr u32 NO_ROW = ~0u;
 template <int COUNT>
 __device__ __forceinline__ void find_rows(u32 (&found)[COUNT], const long long* order, int first, int step, int rows) {
@@ -101,7 +100,7 @@ __device__ __forceinline__ void find_rows(u32 (&found)[COUNT], const long long* 
         if (first + i * step >= rows) found[i] = NO_ROW;
 }
 
-// V neighbours. PAST_L1: straight from L2, where what earlier launches wrote is, whatever a multiprocessor still holds.
+// Loads V adjacent values. PAST_L1 reads from L2: L1 may hold stale data of earlier launches.
 template <bool PAST_L1, int V>
 __device__ __forceinline__ void load_several(float (&v)[V], const float* from) {
     using Word = typename Vector<4 * V>::type;
@@ -113,10 +112,10 @@ __device__ __forceinline__ const float* row_at(const float* matrix, u32 row, int
     return matrix + static_cast<long long>(row) * stride;
 }
 
-// 8 R rows, or fewer: their numbers along k lie side by side. k_end is a multiple of 4.
+// Operand of up to 8 R rows, K contiguous. k_end is a multiple of 4.
 template <int R>
 struct AlongK {
-    const float* at[R];  // nullptr: no such row
+    const float* at[R];  // nullptr past the last row
     int k_end;
 
     __device__ __forceinline__ AlongK(const float* from, int stride, int first, int rows, int k_end,
@@ -140,11 +139,11 @@ struct AlongK {
     }
 };
 
-// 8 R columns of a matrix whose rows are the k's. `columns` is a multiple of 4.
+// Operand of 8 R columns of a matrix whose rows are K. `columns` is a multiple of 4.
 template <int R>
 struct AcrossK {
     const float* from;
-    const long long* order;  // which row is k; nullptr: row k
+    const long long* order;  // row index of K element k; nullptr: k
     int stride, k_end;
     bool is_there;
 
@@ -169,29 +168,29 @@ struct AcrossK {
     }
 };
 
-// Chunks that the tensor core sums up by itself. It cuts sums off where float32 ends, a share that fp32 would notice.
+// Chunks per tensor core accumulator. Tensor cores truncate when they accumulate, an error that fp32 would show.
 template <class P>
 constexpr int PART = is_same<P, Fp32> ? 1 : 8;
 
-// -- products --------------------------------------------------------------------------------------------------------
+// -- gemm ------------------------------------------------------------------------------------------------------------
 
-// v rounded to tf32: half a unit more, then cut. So does cvt.rna, by twice the instructions lest it lose a NaN.
+// Rounds v to tf32: adds half an ulp, then truncates. Same as cvt.rna with half the instructions, but not NaN-safe.
 constexpr u32 TF32_HALF = 1u << 12, TF32_BITS = ~(2 * TF32_HALF - 1);
 __device__ __forceinline__ u32 round_finite(float v) { return (__float_as_uint(v) + TF32_HALF) & TF32_BITS; }
 
-// What is not finite, or would not be, becomes NaN.
+// NaN-safe: what is not finite, or would overflow, becomes NaN.
 __device__ __forceinline__ u32 round_tf32(float v) {
     return __float_as_uint(fmaf(v, 0.0f, __uint_as_float(__float_as_uint(v) + TF32_HALF))) & TF32_BITS;
 }
 
-// v as two of tf32. `low` keeps a NaN; what it has behind tf32's last bit is one bit: cut or rounded, it is as far off.
+// 3xTF32 split of v. `low` keeps a NaN. It has one bit beyond tf32, so truncation is as exact as rounding.
 __device__ __forceinline__ void split(float v, u32& high, u32& low) {
     high = round_finite(v);
     low = __float_as_uint(v - __uint_as_float(high)) & TF32_BITS;
 }
 
-// A lane's part of an operand as the tensor cores take it. Fp32: each number is the sum of two of tf32, or one of which
-// all bits fit: IS_EXACT.
+// A lane's operand fragments. Fp32 splits each value into two tf32 terms, unless IS_EXACT: then tf32 holds all its
+// bits.
 template <class P, int R, bool IS_EXACT = false>
 struct Words {
     static constexpr int COUNT = 4 / P::PER_WORD;
@@ -210,14 +209,14 @@ struct Words {
                     if constexpr (IS_SPLIT) split(v[j][i], high[j][i], low[j][i]);
                     else if constexpr (IS_EXACT) high[j][i] = __float_as_uint(v[j][i]);
                     else if constexpr (R == 4) high[j][i] = round_tf32(v[j][i]);
-                    else high[j][i] = Tf32::word(v[j][i]);  // small tiles wait for loads; round_tf32 made them spill
+                    else high[j][i] = Tf32::word(v[j][i]);  // small tiles are latency-bound; round_tf32 spilled
                 }
             }
         }
     }
 };
 
-// Tile t has rows R g + 2 t and R g + 2 t + 1 as the instruction's rows g and g + 8.
+// Fragment t: rows R g + 2 t and R g + 2 t + 1 are the instruction's rows g and g + 8.
 template <int COUNT, int R>
 __device__ __forceinline__ void take_rows(u32 (&a)[4], const u32 (&words)[R][COUNT], int t, int step) {
     a[0] = words[2 * t][2 * step], a[1] = words[2 * t + 1][2 * step];
@@ -257,13 +256,13 @@ __device__ __forceinline__ void move_sums(float (&totals)[R / 2][R][4], float (&
             for (int i = 0; i < 4; ++i) totals[t][j][i] += sums[t][j][i], sums[t][j][i] = 0.0f;
 }
 
-// The tiles of a block's warps; +4: rows stay 16 B aligned and begin in other banks.
+// Accumulator tiles of a block's warps. +4: rows stay 16 B aligned and start in different banks.
 template <int R>
 struct Tiles {
     float at[WARPS][8 * R][8 * R + 4];
 };
 
-// A lane's sums to its warp's tile.
+// Stores a lane's accumulators to its warp's tile.
 template <int R>
 __device__ __forceinline__ void store_tile(float (&tile)[8 * R][8 * R + 4], const float (&totals)[R / 2][R][4]) {
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
@@ -278,18 +277,18 @@ __device__ __forceinline__ void store_tile(float (&tile)[8 * R][8 * R + 4], cons
         }
 }
 
-// The chunks of a sum that one warp takes: first, first + step, ... below last.
+// K chunks of one warp: first, first + step, ... below last.
 struct Chunks {
     int first, last, step;
 };
 
-// An operand's next chunks, on their way while the tensor cores work: of small tiles more than of large ones.
+// Register pipeline of an operand's next chunks, deeper for small tiles.
 template <int R>
 struct Ahead {
     static constexpr int DEPTH = R == 2 ? 3 : 2;
     float v[DEPTH][R][4];
 
-    // Past L1: this may be before a launch waits.
+    // Past L1: may run before griddepcontrol.wait.
     template <class Operand>
     __device__ __forceinline__ void begin(const Operand& operand, const Chunks& chunks) {
 #pragma unroll
@@ -301,7 +300,7 @@ struct Ahead {
     }
 };
 
-// A warp's tile of a * b, to `tile`; both are begun.
+// Computes a warp's tile of a * b into `tile`. Both pipelines must be started.
 template <class P, int R, bool PAST_L1 = false, class A, class B>
 __device__ __forceinline__ void sum_up(float (&tile)[8 * R][8 * R + 4], const A& a, Ahead<R>& of_a, const B& b,
                                        Ahead<R>& of_b, const Chunks& chunks) {
@@ -325,10 +324,10 @@ __device__ __forceinline__ void sum_up(float (&tile)[8 * R][8 * R + 4], const A&
     store_tile<R>(tile, totals);
 }
 
-// Where four neighbours of a block's numbers lie, and which tiles they are the sum of.
+// Position of four adjacent elements in a block's output.
 template <int R>
 struct Four {
-    int tile, row, column;  // of the tile
+    int tile, row, column;  // within the tile
 
     __device__ __forceinline__ explicit Four(int item)
         : tile(item / (16 * R * R)), row(item % (16 * R * R) / (2 * R)), column(item % (2 * R) * 4) {}
@@ -338,8 +337,8 @@ struct Four {
     }
 };
 
-// When all warps have left their tiles: finish(row, column, four sums, fetch(row, column)) for all of the block's rows
-// and columns. What several sums need is fetched first, so that none waits for another's.
+// Epilogue after all warps stored their tiles: adds the split-K sums and calls finish(row, column, four sums,
+// fetch(row, column)). Fetches for several elements are in flight at once.
 template <int R, class Fetch, class Finish>
 __device__ __forceinline__ void finish_tiles(const Tiles<R>& tiles, const Warps& warps, const Fetch& fetch,
                                              const Finish& finish) {
@@ -373,7 +372,7 @@ __device__ __forceinline__ void finish_tiles(const Tiles<R>& tiles, const Warps&
     }
 }
 
-// Where a warp's tile lies in its block's, and which share of the sums is its own.
+// Position of a warp's tile in its block, and its share of K.
 template <int R>
 struct WarpPlace {
     int row, column, part;

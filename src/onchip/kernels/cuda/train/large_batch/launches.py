@@ -1,4 +1,4 @@
-"""Host side of train/large_batch/launches.cu: the launches of training steps, and what lies where."""
+"""Host side of train/large_batch/launches.cu: the launches of training steps, and their memory."""
 
 from __future__ import annotations
 
@@ -45,71 +45,70 @@ from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Price, Refusal
 ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).parent / "launches.cu"
 LARGE_SOURCE = Path(__file__).parent / "staged.cu"
-THREADS, WARPS = 256, 8  # of a block, as train/large_batch/launches.cuh has them
-HEAD_OUTPUTS = 32  # that the head makes itself, a lane each
-FEW_ROWS, MANY_ROWS = 3, 32  # a multiprocessor: the head takes a block a row up to few, 8 lanes beyond many
-MOST_LAYERS = 16  # of a launch that updates weights
+THREADS, WARPS = 256, 8  # per block, as in train/large_batch/launches.cuh
+HEAD_OUTPUTS = 32  # most outputs that the head computes itself, one lane each
+FEW_ROWS, MANY_ROWS = 3, 32  # rows per SM: the head uses a block per row up to few, 8 lanes beyond many
+MOST_LAYERS = 16  # per launch that updates weights
 MOST_BATCH = 1 << 30  # rows
-MOST_BLOCKS = (1 << 31) - 1  # of a launch
-MOST_NETWORKS = 16  # of a launch: then a step of a small batch has blocks for all of a chip
-EVALUATED_ROWS = 4096  # at a time, or a batch
-GRAPH_STEPS = 64  # of a graph, at most
-APPLY_SHARES, MANY_SLICES = 8, 16  # threads that add up many slices of four numbers
+MOST_BLOCKS = (1 << 31) - 1  # per launch
+MOST_NETWORKS = 16  # per launch: enough blocks to fill a GPU with a small batch
+EVALUATED_ROWS = 4096  # per evaluation batch, at least
+GRAPH_STEPS = 64  # per graph, at most
+APPLY_SHARES, MANY_SLICES = 8, 16  # threads that add up many slices of four elements
 _PRODUCT_BUDGETS = {2: Budget(registers=128), 4: Budget(registers=232)}  # by Tiling.R
-_STAGED_BUDGET = Budget(registers=128, spill_bytes=24)  # of what a loop does not change
-_ROW_BUDGET = Budget(registers=64, spill_bytes=16)  # sm_80: across the calls of activations
+_STAGED_BUDGET = Budget(registers=128, spill_bytes=24)  # loop invariants
+_ROW_BUDGET = Budget(registers=64, spill_bytes=16)  # sm_80: across activation calls
 _NO_OVERLAP = ("sm_80", "sm_86", "sm_89")
-_SHARE = 0.3  # of the tensor cores' rate: operands come from L2
-_APART_CLOCKS = 30_000  # of train_head, the parts of its dz and two launches more, 1,024 rows
-_WORK_US = 3.6  # of a launch, however few rows: digits took 20 us a step with 16 and with 64
+_SHARE = 0.3  # of the tensor core rate: operands come from L2
+_APART_CLOCKS = 30_000  # of train_head, the split of its dz and two more launches, 1,024 rows
+_WORK_US = 3.6  # per launch, however few rows: digits took 20 us per step with 16 and with 64
 
 
 @dataclass(frozen=True)
 class TrainLowering:
-    """A training run's launches. Memory is State by name:
+    """Launches of a training run. Memory is State by name:
 
     x (n, stride), or bytes (n, byte_rows.stride) uint8; targets
     order (rows,) int64; rules (steps, RULE_FLOATS); progress (2,) int64
-    w<l> and, as the optimiser keeps them, mean<l> (momentum's velocity), square<l> (N, stride)
-    a<l> (row_count, width<l>): what layer l gives; but with a rows_pass, dz<l>: the gradient by what goes into its
-    activation
-    losses, hits (row_count,) of rows; step_losses float64, step_hits int64 (steps,)
-    row_weights (n,), where rows have weights
-    parts<l> (slices, N, stride): gradients of slices of a batch, where they are not updates at once
-    squares (blocks,) float64, where gradients are clipped: sums of their squares
-    w_parts, dz_parts: the first layer's weights and dz as a bf16 split (bytes.cuh), where rows are bytes
-    Of several networks in a launch it is the first one's, and the next one's lies `apart` bytes on; but x, bytes and
-    targets are everybody's.
+    w<l> and, depending on the optimiser, mean<l> (momentum's velocity), square<l> (N, stride)
+    a<l> (row_count, width<l>): activations of layer l; without a rows_pass, dz<l>: gradients by its pre-activations
+    losses, hits (row_count,) per row; step_losses float64, step_hits int64 (steps,)
+    row_weights (n,), if rows have weights
+    parts<l> (slices, N, stride): split-K partial gradients, unless the dW epilogue updates directly
+    squares (blocks,) float64, with clipping: sums of squared gradients
+    w_parts, dz_parts: the first layer's weights and dz as a bf16 split (bytes.cuh), for uint8 rows
+    With several networks per launch these belong to the first; the next network's are `apart` bytes further. x, bytes
+    and targets are shared.
     """
 
     layers: tuple[TrainLayer, ...]
     job: Job
     device: Device
-    networks: int = 1  # of a launch
+    networks: int = 1  # per launch
     apart: int = 0
 
     def for_networks(self, count: int) -> Self:
-        """The same for as many of so many networks as should train in one launch. A network's bits stay."""
+        """Same lowering for as many of `count` networks as one launch trains. Results stay bit-identical."""
         return replace(self, networks=split_evenly(count, MOST_NETWORKS))
 
     @property
     def has_own_head(self) -> bool:
-        """Whether the last layer is the head's."""
+        """Whether the head computes the last layer."""
         return self.layers[-1].N <= HEAD_OUTPUTS
 
     @property
     def row_count(self) -> int:
-        """Rows that activations have room for: of a batch, and of those that are evaluated together."""
+        """Rows of the activation buffers: a batch, and the rows evaluated together."""
         return max(self.job.batch, EVALUATED_ROWS)
 
     def width(self, layer: int) -> int:
-        """Floats from row to row of what a layer gives."""
+        """Row stride in floats of a layer's activations."""
         last = layer == len(self.layers) - 1
         return round_up(self.layers[-1].N, ROW_FLOATS) if last else self.layers[layer + 1].stride
 
     @cached_property
     def byte_rows(self) -> ByteRows | None:
-        """The first layer's products, where rows are bytes and a batch has many. A lone layer is the head's."""
+        """The first layer's gemms, for uint8 rows and large batches. The head computes a single layer."""
         if not self.job.byte_scale or self.job.batch < LEAST_BATCH or len(self.layers) == 1:
             return None
         layer = self.layers[0]
@@ -117,18 +116,18 @@ class TrainLowering:
 
     @cached_property
     def rows_pass(self) -> RowsPass | None:
-        """All layers behind the first in one launch of a step, where they are narrow and a batch has many rows. Of
-        bytes alone: the first layer's gradients leave as the parts that its product with bytes reads."""
+        """All layers after the first in one launch, for narrow layers and many rows. Only for uint8 rows: the first
+        layer's dz leaves as the split that its dW gemm reads."""
         made = RowsPass(tuple(layer.N for layer in self.layers), self.job.precision)
         has_many = self.job.batch > LEAST_ROWS * self.device.units
         return made if self.byte_rows and has_many and made.fits(self.device.fast_bytes) else None
 
     @cached_property
     def stream_pass(self) -> StreamPass | None:
-        """The same where they are wider, but their gradients, if a launch for each product would take longer.
+        """Same for wider layers, without their dW, if one launch per gemm would take longer.
 
-        Of bytes alone, too; and gradients read activations before they wait for the launch before, so another one than
-        that which gives them must lie between.
+        Only for uint8 rows, too. The dW launch reads activations before griddepcontrol.wait, so another launch must sit
+        between it and the one that writes them.
         """
         if not self.byte_rows or self.rows_pass:
             return None
@@ -143,12 +142,12 @@ class TrainLowering:
 
     @cached_property
     def tiling(self) -> Tiling:
-        """Of all layers' gradients, but that of bytes."""
+        """Tiling of all layers' dW, except that of uint8 rows."""
         sizes = [(layer.N, layer.terms) for layer in self.layers[1 if self.byte_rows else 0 :]]
         return choose_tiling(sizes, self.job.batch, self.job.precision, self.device.units, can_slice=True)
 
     def slices(self, layer: int) -> int:
-        """Of a layer's gradient; 0: no parts, it is summed up and becomes an update at once. Not if it is clipped."""
+        """Split-K slices of a layer's dW; 0: the dW epilogue updates directly, which clipping rules out."""
         if self.byte_rows and layer == 0:
             return self.byte_rows.slices(self.job.batch)
         if self.rows_pass:
@@ -169,28 +168,28 @@ class TrainLowering:
         behind = "; layers behind the first: steps of 16" if self.rows_pass or self.stream_pass else ""
         return f"chunks of 16 terms{behind}; gradients over rows: {parts}"
 
-    groups = 1  # that tell losses of a step
+    groups = 1  # that report losses of a step
 
     def own_memory(self) -> Mapping[str, int]:
-        """What else lies there, by name: bytes, zeros at first."""
+        """Further memory by name, in bytes; zero at first."""
         return {"squares": 8 * sum(map(self._apply_blocks, range(len(self.layers))))} if self.job.clip_norm else {}
 
     # -- launches --------------------------------------------------------------------------------------------------
 
     def graphs_of(self, count: int) -> Sequence[int]:
-        """The sizes of graphs that so many steps are made of; 0: one that takes all."""
+        """Graph sizes that make up `count` steps; 0: one graph runs them all."""
         whole, rest = divmod(count, GRAPH_STEPS)
         return [GRAPH_STEPS] * whole + [rest] * (rest > 0)
 
     def steps(self, count: int) -> Steps:
-        """So many training steps, behind the parts of the first one's weights, and what counts them."""
+        """`count` training steps, after the split of the first weights, and the step counter."""
         launches = [launch for number in range(count) for launch in self._step(number)]
         if self.byte_rows:
             launches.insert(0, self._weight_parts(self.byte_rows))
         return Steps((*launches, self._advance(count)))
 
     def losses(self) -> Steps:
-        """The losses of the next rows, as a batch of `row_count`."""
+        """Losses of the next rows, as one batch of `row_count`."""
         step, batch = self._step_struct(0, self.row_count), self.row_count
         forward = self._forward(step, batch)
         if self.byte_rows:
@@ -204,7 +203,7 @@ class TrainLowering:
             return [*self._forward(step, batch, 1), self._rows(self.rows_pass, step), *self._update(step)]
         if self.stream_pass:
             return [*self._forward(step, batch, 1), self._stream(self.stream_pass, step), *self._update(step)]
-        last = len(self.layers) - (2 if self.has_own_head else 1)  # whose gradient is there behind the head
+        last = len(self.layers) - (2 if self.has_own_head else 1)  # last layer whose dz the head leaves for backward
         backward = [self._backward(step, batch, layer) for layer in range(last, 0, -1)]
         return [*self._forward(step, batch), self._head(step, batch, is_training=True), *backward, *self._update(step)]
 
@@ -226,7 +225,7 @@ class TrainLowering:
     def _launch_product(
         self, what: str, tiling: Tiling, blocks: int, *arguments: Argument, more: str = ""
     ) -> KernelLaunch:
-        """train_<what> or, of operands by way of shared memory, large_<what>."""
+        """train_<what> or, with staged operands, large_<what>."""
         precision = PRECISIONS[self.job.precision].name
         if tiling.is_staged:
             program = Program(LARGE_SOURCE, f"large_{what}<{precision}, {tiling.down}, {tiling.across}{more}>")
@@ -238,14 +237,14 @@ class TrainLowering:
         return self._launch_rows("train_advance", 1, Int64(self.apart), State("progress"), Int64(count))
 
     def _dz(self, layer: int) -> State | Int64:
-        """Where a launch leaves them for others."""
+        """dz buffer, if a launch writes it for others."""
         return Int64(0) if self.rows_pass else State(f"dz{layer}")
 
     def _input(self, layer: int) -> State:
         return State(f"a{layer - 1}" if layer else "bytes" if self.byte_rows else "x")
 
     def _forward(self, step: Struct, batch: int, count: int | None = None) -> list[KernelLaunch]:
-        """train_forward of every layer but the head's, or of the first `count`."""
+        """train_forward of every layer except the head's, or of the first `count`."""
         launches = []
         for i, layer in enumerate(self.layers[: count or len(self.layers) - self.has_own_head]):
             if self.byte_rows and i == 0:
@@ -260,7 +259,7 @@ class TrainLowering:
         return launches
 
     def _forward_bytes(self, rows: ByteRows, step: Struct, batch: int) -> KernelLaunch:
-        """bytes_forward of the first layer, whose weights lie there as parts."""
+        """bytes_forward of the first layer, whose weights are split."""
         layer = self.layers[0]
         program, budget, shared = rows.forward_program(layer.activation[0])
         strides = rows.stride, layer.stride, self.width(0)
@@ -270,21 +269,21 @@ class TrainLowering:
         return self._launch(program, rows.forward_blocks(batch), budget, shared, *arguments)
 
     def _weight_parts(self, rows: ByteRows) -> KernelLaunch:
-        """bytes_parts of the first layer's weights, before the first step of a graph: later ones have train_apply's."""
+        """bytes_parts of the first layer's weights, before the first step of a graph; later steps use train_apply's."""
         layer, step = self.layers[0], self._step_struct(0, self.job.batch)
         return self._parts(rows, step, ("w0", "w_parts"), layer.stride, layer.terms, along=True)
 
     def _parts(
         self, rows: ByteRows, step: Struct, names: tuple[str, str], stride: int, K: int, along: bool
     ) -> KernelLaunch:
-        """bytes_parts: from the floats of this name to the parts of that one."""
+        """bytes_parts from names[0] (floats) to names[1] (split)."""
         blocks = rows.stages_of_parts(K) * STAGE_K * 8 // THREADS
         sizes = UInt32(stride), UInt32(rows.N), UInt32(K)
         memory = State(names[0]), State(names[1])
         return self._launch(rows.parts_program(along), blocks, PARTS_BUDGET, 0, step, *memory, *sizes)
 
     def _backward(self, step: Struct, batch: int, i: int) -> KernelLaunch:
-        """train_backward: from a layer's dz to that of the layer before."""
+        """train_backward: from a layer's dz to that of the previous layer."""
         layer, before = self.layers[i], self.layers[i - 1]
         tiling = choose_tiling([(batch, layer.D)], layer.N, self.job.precision, self.device.units)
         strides = self.width(i), layer.stride, layer.stride
@@ -293,13 +292,13 @@ class TrainLowering:
         return self._launch_product("backward", tiling, tiling.blocks(batch, layer.D), step, *memory, shape)
 
     def _rows(self, rows: RowsPass, step: Struct) -> KernelLaunch:
-        """train_rows: the layers behind the first, the loss, back, and their gradients."""
+        """train_rows: the layers after the first, the loss, backward, and their dW."""
         program, blocks = rows.program(LOSSES.index(self.job.loss), gives(self.layers)), self.slices(1)
         arguments = step, self._row_layers(), State("dz_parts")
         return self._launch(program, blocks, ROWS_BUDGET, rows.shared_bytes, *arguments)
 
     def _stream(self, rows: StreamPass, step: Struct) -> KernelLaunch:
-        """train_stream: the same of wider ones."""
+        """train_stream: same for wider layers, without dW."""
         program = rows.program(LOSSES.index(self.job.loss), gives(self.layers))
         config = LaunchConfig(
             (rows.blocks, self.networks, 1), (STREAM_THREADS, 1, 1), rows.shared_bytes, overlaps=self._overlaps
@@ -338,7 +337,7 @@ class TrainLowering:
         sizes = layer.stride, layer.stride, self.width(last), layer.terms, layer.N, layer.D
         codes = not last, LOSSES.index(self.job.loss), *layer.activation, *before
         head = Struct(pointers, struct.pack("<6i6IfI", *sizes, *codes, self.job.label_smoothing, 0))
-        warps, lanes = 1, 32  # of a row
+        warps, lanes = 1, 32  # per row
         if self.has_own_head and batch <= FEW_ROWS * self.device.units:
             warps = WARPS
         elif self.has_own_head and batch > MANY_ROWS * self.device.units:
@@ -347,15 +346,15 @@ class TrainLowering:
         return self._launch_rows(f"train_head<{warps}, {lanes}>", blocks, step, head)
 
     def _update(self, step: Struct) -> Iterator[KernelLaunch]:
-        """train_gradients, that of bytes by bytes_gradient, but what train_rows has made; and of slices train_apply,
-        behind train_squares if they are clipped. Some layers a launch."""
+        """dW (train_gradients, or bytes_gradient for uint8 rows) unless train_rows computes it; then train_apply
+        for slices, after train_squares with clipping. At most MOST_LAYERS per launch."""
         tiling, begin = self.tiling, 1 if self.byte_rows else 0
         whole = not self.slices(len(self.layers) - 1)
         if self.byte_rows:
             yield from self._gradient_bytes(self.byte_rows, step)
         for first in range(begin, 0 if self.rows_pass else len(self.layers), MOST_LAYERS):
             numbers = range(first, min(first + MOST_LAYERS, len(self.layers)))
-            tally = tally_struct() if first == 0 else Struct((Int64(0),) * 4, b"")  # the losses, in one more block
+            tally = tally_struct() if first == 0 else Struct((Int64(0),) * 4, b"")  # losses take one more block
             blocks = [tiling.blocks(self.layers[i].N, self.layers[i].terms) for i in numbers]
             across = [tiling.blocks_across(self.layers[i].terms) for i in numbers]
             count = sum(blocks) * tiling.slices + (first == 0)
@@ -368,7 +367,7 @@ class TrainLowering:
         yield from self._apply("train_apply", step, self._sliced_layers, is_summed=clips)
 
     def _apply(self, kernel: str, step: Struct, layer_count: int, is_summed: bool = False) -> Iterator[KernelLaunch]:
-        """Of the first layers' parts; is_summed: of those that train_squares has added up."""
+        """Launches over the first layers' slices. is_summed: train_squares has added them up."""
         shares = self._shares(layer_count, is_summed) if kernel == "train_apply" else 1
         blocks = [self._apply_blocks(i, shares) for i in range(layer_count)]
         for first in range(0, layer_count, MOST_LAYERS):
@@ -379,7 +378,7 @@ class TrainLowering:
             squares = Struct((of_blocks,), struct.pack("<2i", sum(blocks[:first]), sum(blocks)))
             if kernel != "train_apply":
                 yield self._launch_rows(kernel, sum(some), step, layers, squares)
-            elif self.byte_rows and first == 0:  # whoever updates the first layer's weights writes their parts, too
+            elif self.byte_rows and first == 0:  # the update also writes the split of the first layer's weights
                 stages = UInt32(-(-self.layers[0].terms // STAGE_K))
                 own = f"train_apply<{self.byte_rows.parts}, {shares}>"
                 yield self._launch_rows(own, sum(some), step, layers, squares, State("w_parts"), stages)
@@ -389,22 +388,22 @@ class TrainLowering:
 
     @property
     def _sliced_layers(self) -> int:
-        """How many layers, the first ones, have gradients in slices, which train_apply adds up."""
+        """Number of layers, from the first, whose dW has slices for train_apply."""
         if self.slices(len(self.layers) - 1):
             return len(self.layers)
         return 1 if self.byte_rows else 0
 
     def _shares(self, layer_count: int, is_summed: bool) -> int:
-        """Threads of train_apply that add up the slices of four numbers."""
+        """Threads of train_apply that add up the slices of four elements."""
         most = 1 if is_summed else max(map(self.slices, range(layer_count)), default=1)
         return APPLY_SHARES if most >= MANY_SLICES else 1
 
     def _apply_blocks(self, layer: int, shares: int = 1) -> int:
-        """Of a layer's parts: so many threads have four numbers."""
+        """Blocks per layer, four elements per thread."""
         return -(-self.layers[layer].N * self.layers[layer].stride * shares // (4 * THREADS))
 
     def _gradient_bytes(self, rows: ByteRows, step: Struct) -> list[KernelLaunch]:
-        """bytes_gradient of the first layer, behind the parts of its dz, if nobody has made them."""
+        """bytes_gradient of the first layer, after the split of its dz unless another kernel wrote it."""
         layer, batch, (program, budget, shared) = self.layers[0], self.job.batch, rows.gradient_program()
         stages = 2 * -(-batch // STAGE_K), rows.slice_stages(batch)
         sizes = struct.pack("<6ifI", rows.stride, layer.stride, layer.terms, layer.N, *stages, rows.scale, 0)
@@ -429,7 +428,7 @@ class TrainLowering:
             strides, slices = (layer.stride, layer.stride, self.width(i)), 1 if is_summed else self.slices(i)
             sizes.append(struct.pack("<8i", layer.terms, layer.N, *strides, not i, across[at], slices))
         missing = MOST_LAYERS - len(numbers)
-        told = sum(blocks), tiling.slice_chunks(self.job.batch), kept  # how many numbers it keeps tells which it is
+        told = sum(blocks), tiling.slice_chunks(self.job.batch), kept  # the number of moments identifies the optimiser
         first_blocks = [sum(blocks[:at]) for at in range(len(blocks))] + [MOST_BLOCKS] * missing
         data = struct.pack("<6i16i", *told, *tiling.warps, *first_blocks)
         return Struct((*pointers, *[Int64(0)] * (6 * missing)), b"".join([data, *sizes, bytes(32 * missing)]))
@@ -447,7 +446,7 @@ def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering:
 
 
 def price_of(net: Network, lowering: TrainLowering, launches: int, least_us: float) -> Price:
-    """Of a step."""
+    """Cost of a step."""
     job, first = lowering.job, lowering.layers[0]
     return Price(
         row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * first.D * first.N,
@@ -500,7 +499,7 @@ def _instance(what: str, kernel: str, job: Job, *widths: int) -> Instance:
 
 
 def _launch_of(kernel: str, job: Job, widths: tuple[int, ...], device: Device) -> KernelLaunch:
-    """The first launch of a step whose kernel's name holds this."""
+    """First launch of a step whose kernel name contains `kernel`."""
     chain = find_chain(mlp(*widths), 0, TRAINED)
     assert chain is not None
     for each in make_lowering(chain, job, device).steps(1).launches:

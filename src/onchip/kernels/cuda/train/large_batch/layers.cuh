@@ -1,4 +1,4 @@
-// train/large_batch/layers.cuh: layers that one launch of a training step takes rows through, forward and back.
+// train/large_batch/layers.cuh: arguments of kernels that run rows through all layers after the first.
 #pragma once
 
 #include "common/dtype.cuh"
@@ -7,9 +7,9 @@ constexpr int MOST_WIDTHS = 4;
 
 struct RowMemory {
     const float* w;  // (N, w_stride)
-    float* a;        // (size, stride): what the layer gives; nullptr: nobody asks
-    float* dz;       // (size, stride); nullptr likewise
-    float* parts;    // (blocks, N, w_stride): gradients of each block's rows; nullptr: another launch makes them
+    float* a;        // (size, stride): activations; nullptr: not stored
+    float* dz;       // (size, stride); nullptr: not stored
+    float* parts;    // (blocks, N, w_stride): partial dW per block; nullptr: another launch computes dW
 };
 struct RowLayer {
     int w_stride, stride;
@@ -20,8 +20,8 @@ struct RowLayers {
     const void* targets;
     double* losses;  // (size,)
     int* hits;       // (size,)
-    const float* weights;  // (n,) of rows: what their losses are multiplied by; nullptr: 1
+    const float* weights;  // (n,) loss weights per row; nullptr: 1
     RowLayer of[MOST_WIDTHS];
     u32 loss;
-    float smoothing;  // of cross-entropy: the share of a target that all classes have alike
+    float smoothing;  // label smoothing of cross-entropy
 };

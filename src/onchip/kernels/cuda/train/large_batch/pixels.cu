@@ -1,30 +1,24 @@
-// train/large_batch/pixels.cu: the first layer of a training step of some hundred rows of bytes, forward; and all layers'
-// gradients, with the update.
+// train/large_batch/pixels.cu: first layer forward, and dW with update of all layers, for some hundred uint8 rows.
 //
-// Idea    As train/large_batch/bytes.cu for fewer rows, where a step waits and the chip is not full: blocks have small tiles, all
-//         of a sum's terms, and warps share those, so that each has few loads, all under way at a time. Operands come
-//         from L2 in the order in which lanes multiply them: which terms of a sum a lane has is our choice. Rows of bytes
-//         come before a launch waits for the one before. A float is the sum of PARTS numbers of bf16; the first layer's
-//         weights lie in memory as such words, beside the floats, and whoever updates them writes both. Gradients are
-//         updates where they are summed up.
-// Floor   784-320-160-10, 256 rows, fp32: 0.39 G multiplications of bf16 in the first layer, 0.16 G in gradients of
-//         others: 1.1 us at 989 Tflop/s. Forward reads 80 KB of words a block, gradients 32 KB of dz: 0.9 and 0.4 us at
-//         48 B a clock; two launches, 1.4 us: 3.8 us. From what it waits for to its end a block of an H200 takes 5.5 us
-//         forward and 5.0 for gradients in fp32, 3.1 and 3.1 in bf16. A launch runs once through its code, and has to
-//         fetch it: loops are not unrolled over rows.
-// Order   Forward: stages of 64 terms, 8 warps by turns, each stage added up in float; gradients: 16 rows, 8 warps by
-//         turns. The lowest parts first. Then the warps' sums first to last.
-// Layout  x (n, D_in, a byte that stands for 1 if the layer has a bias, zeros), rows of multiples of 16 bytes. words
-//         (PARTS, N, stages of 64) of bf16. Others as train/large_batch/launches.cu.
-// Shared  Forward: 832 B a row here, and then the warps' sums: at most 64 rows. Gradients: 8 x 64 x 32 floats, 65,536 B, and
-//         8,192 of weights, as much again for each number that an optimiser keeps.
+// Idea    As train/large_batch/bytes.cu for fewer rows, where latency dominates: small tiles, split-K over the warps of
+//         a block, all loads of a warp in flight at once. Operands come from L2 in fragment order (K is permuted).
+//         uint8 rows load before griddepcontrol.wait. The first layer's weights are also stored as a bf16 split, which
+//         the update, the epilogue of dW, keeps current.
+// Floor   784-320-160-10, 256 rows, fp32: 0.55 G bf16 multiplications, 1.1 us at 989 Tflop/s; 80 KB of weights and 32
+//         KB of dz per block, 0.9 and 0.4 us at 48 B/clock; two launches, 1.4 us: 3.8 us. On an H200 a block takes 5.5
+//         us forward and 5.0 for dW in fp32, 3.1 and 3.1 in bf16. Row loops stay rolled: the code runs once.
+// Order   Forward: stages of 64 K, dW: 16 rows; 8 warps alternate, lowest split terms first, then warps in order.
+// Layout  x (n, D_in, a byte that stands for 1 if the layer has a bias, zeros), row stride a multiple of 16 B; words
+//         (PARTS, N, stages of 64) bf16. Others as train/large_batch/launches.cu.
+// Shared  Forward: 832 B per row here, reused for sums; at most 64 rows. dW: 65,536 B of sums, 8,192 B each for weights
+//         and moments.
 // Limits  PARTS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). Rows of at most 6,000 bytes. sm_80 up.
 #include "train/large_batch/bytes.cuh"
 
 constexpr int STAGE_K = 64;
 constexpr int TILE_UNITS = 32, SUM_FLOATS = WARPS * TILE_UNITS * 64;
 
-// The first layer's weights as words, and the rows that they are multiplied by.
+// The first layer's split weights, and the rows that they multiply.
 struct PixelWords {
     const unsigned char* x;  // (n, x_stride)
     bf16* words;             // (PARTS, N, stride)
@@ -32,11 +26,11 @@ struct PixelWords {
     float scale;
     u32 unused;
 
-    // Of part 0; of the next N rows on.
+    // Row n of term 0; term p starts at row p N.
     __device__ __forceinline__ bf16* row(const Step& step, int n) const {
         return step.mine(words) + static_cast<long long>(n) * stride;
     }
-    // Four neighbours along k.
+    // Splits and stores four adjacent K elements.
     template <int PARTS>
     __device__ __forceinline__ void store(const Step& step, int n, int k, float (&four)[4]) const {
         u32 made[PARTS][2];
@@ -47,7 +41,7 @@ struct PixelWords {
     }
 };
 
-// Words of all weights w (N, w_stride), before the first step of a graph.
+// Splits all weights w (N, w_stride), before the first step of a graph.
 template <int PARTS>
 __global__ void __launch_bounds__(THREADS) pixels_words(const Step step, const float* w, const PixelWords pixels, int w_stride) {
     wait_for_step_before();
@@ -58,10 +52,10 @@ __global__ void __launch_bounds__(THREADS) pixels_words(const Step step, const f
     pixels.store<PARTS>(step, n, k, four);
 }
 
-// -- forward -----------------------------------------------------------------------------------------------------------
+// -- forward ----------------------------------------------------------------------------------------------------------
 
-// y (size, N) = activation(scale x w^T): a block makes 16 MT rows and 16 columns. Of 64 k's lane q has 16 neighbours, four
-// in each of four steps.
+// y (size, N) = activation(scale x w^T): a block computes 16 MT x 16. Of 64 K elements lane q holds 16 adjacent ones,
+// four per K step.
 template <int PARTS, int MT, u32 CODE>
 __global__ void __launch_bounds__(THREADS, 2)
 pixels_forward(const Step step, const PixelWords pixels, float* y, int y_stride, u32 slope) {
@@ -75,7 +69,7 @@ pixels_forward(const Step step, const PixelWords pixels, float* y, int y_stride,
         return;
     }
     unsigned char* const rows = reinterpret_cast<unsigned char*>(room);
-    // A row's bytes are fetched by half a warp; rows begin 64 bytes on, so that eight lanes that read together meet all banks.
+    // Half a warp loads a row. Rows start 64 B apart modulo 128 B: eight lanes that read together hit all banks.
     const int pitch = pixels.stride + (pixels.stride % 128 ? 0 : 64);
     u32 found[MT];
     find_rows(found, step.rows(), first_m + static_cast<int>(threadIdx.x) / 16, THREADS / 16, size);
@@ -159,10 +153,10 @@ pixels_forward(const Step step, const PixelWords pixels, float* y, int y_stride,
     }
 }
 
-// -- gradients and update ----------------------------------------------------------------------------------------------
+// -- gradients and update ---------------------------------------------------------------------------------------------
 
-// What went into a layer, of 16 rows of a step, of which lane (g, q) has rows 4 q to 4 q + 3 of EACH features from EACH g on:
-// bytes, or floats in parts.
+// Input of a layer for 16 rows of a step: lane (g, q) holds rows 4 q to 4 q + 3 of EACH features from EACH g on, as
+// uint8 or as floats to split.
 struct ByteInputs {
     static constexpr int EACH = 8, TILES = EACH / 2, A_PARTS = 1;
     u32 raw[4][2];
@@ -180,7 +174,7 @@ struct ByteInputs {
     }
     __device__ __forceinline__ void widen(u32 (&a)[TILES][A_PARTS][4]) const {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {  // rows 2 (i / 2) and the next, and of a word two features
+        for (int i = 0; i < 4; ++i) {  // rows 2 (i / 2) and + 1, two features of a word
             const u32 one = raw[i / 2 * 2][i % 2], other = raw[i / 2 * 2 + 1][i % 2];
             const int tile = i % 2 * 2, word = i / 2 * 2;
             a[tile][0][word] = upper_halves(byte_of<0>(one), byte_of<0>(other));
@@ -216,11 +210,11 @@ struct FloatInputs {
     }
 };
 
-// A tile of 8 EACH features x 32 units of a layer's gradient.
+// A dW tile of 8 EACH features x 32 units.
 struct GradientTile {
-    const void* a;  // (rows, a_stride): what went into the layer; bytes, or floats
+    const void* a;  // (rows, a_stride): the layer's input, uint8 or float
     const float* dz;
-    const long long* order;  // nullptr: row by row
+    const long long* order;  // nullptr: identity
     int a_stride, dz_stride, first_feature, first_unit, size;
 
     __device__ __forceinline__ int steps() const { return (size + 15) / 16; }
@@ -234,7 +228,7 @@ struct GradientTile {
         find(rows, order, number);
         inputs.load(a, a_stride, first_feature, rows);
     }
-    // Lane (g, q) has units 4 g to 4 g + 3 of its rows.
+    // Lane (g, q) holds units 4 g to 4 g + 3 of its rows.
     __device__ __forceinline__ void load_dz(float (&v)[4][4], int number) const {
         if (number >= steps()) return;
         u32 rows[4];
@@ -249,11 +243,11 @@ struct GradientTile {
     }
 };
 
-// The warps' sums of a tile: (WARPS, 32 units, 8 EACH features) floats. Fours of features are swapped by unit, so that eight
-// lanes that write together, of units 8 apart, meet all banks.
+// Split-K sums of a tile: (WARPS, 32 units, 8 EACH features) floats. An XOR swizzle of the features by unit keeps the
+// stores of eight lanes, of units 8 apart, free of bank conflicts.
 template <int EACH>
 struct GradientSums {
-    static constexpr int FOURS = 2 * EACH;  // of a unit
+    static constexpr int FOURS = 2 * EACH;  // per unit
     float* at;
 
     static __device__ __forceinline__ int place(int warp, int unit, int four) {
@@ -282,8 +276,8 @@ struct GradientSums {
     }
 };
 
-// A thread's fours of a tile: use(number, unit and four of the tile, where it lies, row and column of the weights). Where
-// they lie is worked out anew each time: there are no registers to keep it in.
+// A thread's groups of four in a tile: use(index, unit, four, offset, row and column of the weights). Offsets are
+// recomputed on each call to save registers.
 template <int EACH, class Use>
 __device__ __forceinline__ void each_four(const GradientTile& tile, const LayerSizes& sizes, const Use& use) {
     int thread = threadIdx.x;
@@ -298,19 +292,19 @@ __device__ __forceinline__ void each_four(const GradientTile& tile, const LayerS
     }
 }
 
-// One tile, from its sums to its weights; the launch before is waited for here.
+// Computes one dW tile and updates its weights. Includes griddepcontrol.wait.
 template <int PARTS, u32 OPTIMISER, class Inputs>
 __device__ __forceinline__ void update_tile(const Step& step, const GradientTile& tile, float* room, const LayerMemory& memory,
                                             const LayerSizes& sizes, const PixelWords* words) {
     constexpr int EACH = Inputs::EACH, TILES = Inputs::TILES, ITEMS = EACH / 4;
-    constexpr bool IS_EARLY = Inputs::A_PARTS == 1 && EACH == 8;  // rows of the data
+    constexpr bool IS_EARLY = Inputs::A_PARTS == 1 && EACH == 8;  // x does not depend on the previous launch
     const GradientSums<EACH> sums = {room};
     float* const kept = room + SUM_FLOATS + 4 * threadIdx.x;  // (w, mean, square; ITEMS; THREADS) fours
     const auto place = [&](int array, int i) { return kept + (array * ITEMS + i) * 4 * THREADS; };
     const int warp = threadIdx.x / 32, steps = tile.steps();
     Inputs inputs[2];
     float dz[2][4][4];
-    __shared__ Rule rule;  // where it takes no registers, as what is moved
+    __shared__ Rule rule;  // saves registers, as does `kept`
     if (threadIdx.x == 0) rule = step.rule();
     each_four<EACH>(tile, sizes, [&](int i, int, int, long long at, int, int) {
         copy_async(place(0, i), memory.w + at, true);
@@ -323,7 +317,7 @@ __device__ __forceinline__ void update_tile(const Step& step, const GradientTile
     tile.load_dz(dz[0], warp), tile.load_dz(dz[1], warp + WARPS);
     if (!IS_EARLY) tile.load_inputs(inputs[0], warp), tile.load_inputs(inputs[1], warp + WARPS);
     float c[TILES][4][4] = {};
-#pragma unroll 1  // a launch runs once through its code: to fetch it twice takes longer
+#pragma unroll 1  // the code runs once: fetching an unrolled loop takes longer
     for (int number = warp; number < steps; number += WARPS) {
         u32 a[TILES][Inputs::A_PARTS][4];
         inputs[0].widen(a);
@@ -362,7 +356,8 @@ __device__ __forceinline__ void update_tile(const Step& step, const GradientTile
     });
 }
 
-// dz^T a of every layer, and the update: a block makes 32 units of 64 bytes or 32 floats. The tally is the first block's.
+// dW = dz^T a of every layer with the update: a block computes 32 units x 64 uint8 or 32 float features. Block 0
+// computes the tally.
 template <int PARTS, u32 OPTIMISER>
 __global__ void __launch_bounds__(THREADS, 2)
 pixels_update(const Step step, const __grid_constant__ Layers layers, const PixelWords pixels, const Tally tally) {

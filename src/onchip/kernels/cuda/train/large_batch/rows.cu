@@ -1,22 +1,16 @@
-// train/large_batch/rows.cu: of a training step of many rows, all layers behind the first: forward, loss, back and gradients, in
-// one launch.
+// train/large_batch/rows.cu: all layers after the first of a training step for many rows: forward to dW.
 //
-// Idea    Narrow layers are too little work for a launch each. A warp takes 16 rows through all of them and back by
-//         mma.sync: what the layers give waits in shared memory, a few floats a row, where the gradients replace it. In
-//         between the warps share a layer's gradient over the rows of all of them: so only the first layer's numbers are
-//         read, and its gradients written, as the parts that its product reads. A float is the sum of PARTS numbers of
-//         bf16; those of the weights are made once a block, which then walks over tiles of rows. Activations and loss are
-//         known to the compiler: told at run time, a switch for each number was most of the time.
-// Floor   784-56-28-10, 60,000 rows: 15 MB come as activations and 23 MB go as gradients, in bf16 8: 38 MB / 4.8 TB/s =
-//         8 us, less where they are still in L2; 5,600 multiplications a row, six times over in fp32, are 4 Gflop: 4 us
-//         at 989 Tflop/s of bf16.
-// Order   A sum goes over steps of 16 terms; of each the lowest products first. It is the tensor core's own; but a gradient
-//         goes over 16 rows after 16, each added in float, those of a block and then of all blocks.
-// Layout  As train/large_batch/launches.cu; dz of the first layer as parts: train/large_batch/bytes.cuh. Parts of weights: pieces of 8 k's, 16 B;
-//         8 NT of them, a column each, are 8 k's of all columns.
-// Shared  Rows of 8 warps, 128 floats for each of a layer's columns, padded; parts of all weights, forward and back; sums
-//         of gradients: with three parts 111,104 B here.
-// Limits  Two to four widths of at most 64, the last at most 32. PARTS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). sm_80 up.
+// Idea    Narrow layers are too little work for a launch each. A warp runs 16 rows through all of them and back with
+//         mma.sync; activations stay in shared memory and gradients replace them. The warps share each dW. Only the
+//         first layer's activations are read, and its dz is written as the bf16 split that its dW gemm reads. Weights
+//         are split once per block, which loops over row tiles. Activations and loss are compile-time: a switch per
+//         element took most of the time.
+// Floor   784-56-28-10, 60,000 rows: 15 MB of activations in, 23 MB of gradients out (8 in bf16): 38 MB / 4.8 TB/s = 8
+//         us, less from L2; 5,600 multiplications per row, 6x in fp32, are 4 Gflop: 4 us at 989 Tflop/s bf16.
+// Order   K steps of 16, smallest term products first, in the tensor core; dW adds 16 rows at a time, then blocks.
+// Layout  As train/large_batch/launches.cu; dz of the first layer split as in train/large_batch/bytes.cuh.
+// Shared  Rows of 8 warps, 128 padded floats per column; split weights, both ways; dW sums: 111,104 B here in fp32.
+// Limits  2 to 4 widths of at most 64, the last at most 32. PARTS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). sm_80 up.
 #include "train/large_batch/bytes.cuh"
 #include "train/large_batch/targets.cuh"
 
@@ -24,16 +18,15 @@ constexpr int ROWS = 16 * WARPS;
 
 __device__ constexpr int steps_of(int K) { return (K + 15) / 16; }
 __device__ constexpr int eights_of(int N) { return (N + 7) / 8; }
-// Floats from row to row of W numbers, and the 1 of a bias: 8 more than steps have, so that rows begin 8 banks apart.
+// Row pitch of W values and the bias 1, in floats: +8, so that rows start 8 banks apart.
 __device__ constexpr int pitch_of(int W) { return 16 * steps_of(W + 1) + 8; }
-// Pieces of one part of weights: K terms a sum, N columns.
+// 16 B chunks of one split term of weights (K, N).
 __device__ constexpr int pieces_of(int K, int N) { return steps_of(K) * 2 * 8 * eights_of(N); }
 
-// A warp's 16 rows of W numbers from memory; `size` of them are there, and zeros in the place of others. All are asked for
-// before the first is kept.
+// Loads a warp's 16 rows of W values; rows from `size` on are 0. All loads are in flight before the first store.
 template <int W>
 __device__ __forceinline__ void bring_rows(float* tile, const float* rows, int stride, int size) {
-    constexpr int FOURS = (W + 3) / 4, ITEMS = (16 * FOURS + 31) / 32;  // of a lane
+    constexpr int FOURS = (W + 3) / 4, ITEMS = (16 * FOURS + 31) / 32;  // per lane
     float4 found[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -52,7 +45,7 @@ __device__ __forceinline__ void bring_rows(float* tile, const float* rows, int s
     }
 }
 
-// c (16 rows, 8 NT columns) = rows (16, K) times weights, K terms a sum.
+// c (16 rows, 8 NT columns) = rows (16, K) times weights.
 template <int PARTS, int K, int NT>
 __device__ __forceinline__ void multiply_rows(float (&c)[NT][4], const float* rows, int pitch, const u32* weights) {
     constexpr int PART_WORDS = steps_of(K) * 2 * 8 * NT * 4;
@@ -63,14 +56,14 @@ __device__ __forceinline__ void multiply_rows(float (&c)[NT][4], const float* ro
     for (int step = 0; step < steps_of(K); ++step) {
         float v[8];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {  // rows g and g + 8, the first eight k's and then the others
+        for (int i = 0; i < 4; ++i) {  // rows g and g + 8, first eight K elements, then the others
             const float2 two = load2(rows + (g + i % 2 * 8) * pitch + 16 * step + i / 2 * 8 + 2 * q);
             v[2 * i] = two.x, v[2 * i + 1] = two.y;
         }
         uint4 split[PARTS];
         split_eight(split, v);
 #pragma unroll
-        for (int sum = PARTS - 1; sum >= 0; --sum)  // parts i of the rows and sum - i of the weights
+        for (int sum = PARTS - 1; sum >= 0; --sum)  // term i of the rows, term sum - i of the weights
 #pragma unroll
             for (int i = 0; i <= sum; ++i) {
                 const u32 a[4] = {split[i].x, split[i].y, split[i].z, split[i].w};
@@ -81,7 +74,7 @@ __device__ __forceinline__ void multiply_rows(float (&c)[NT][4], const float* ro
     }
 }
 
-// Pieces of weights with N columns and K terms a sum, of which `terms` are there.
+// Splits weights (K, N) into 16 B chunks; K elements from `terms` on are 0.
 template <int PARTS, int K, int N, bool IS_TURNED>
 __device__ __forceinline__ void make_pieces(uint4* to, const float* w, int pitch, int terms) {
     constexpr int COUNT = pieces_of(K, N), EIGHT = 8 * eights_of(N);
@@ -99,10 +92,10 @@ __device__ __forceinline__ void make_pieces(uint4* to, const float* w, int pitch
         for (int part = 0; part < PARTS; ++part) to[part * COUNT + piece] = parts[part];
     }
 }
-// Floats from row to row of weights that were brought: 4 more, so that rows begin 4 banks apart.
+// Row pitch of unsplit weights, in floats: +4, so that rows start 4 banks apart.
 __device__ constexpr int weight_pitch(int D) { return round_up(D + 1, 8) + 4; }
 
-// Weights of the layers from AT on as they are, to `to`: whole rows, since every block asks for the same lines.
+// Copies the weights of layers AT and up to `to`, in whole rows: all blocks read the same cache lines.
 template <int AT, class Given, class Made, class... MORE>
 __device__ __forceinline__ void bring_weights(const Step& step, const RowLayers& layers, float* to) {
     constexpr int D = Given::N, N = Made::N, PITCH = weight_pitch(D);
@@ -112,7 +105,7 @@ __device__ __forceinline__ void bring_weights(const Step& step, const RowLayers&
         store4(to + item / fours * PITCH + item % fours * 4, __ldcg(reinterpret_cast<const float4*>(w) + item));
     if constexpr (sizeof...(MORE) > 0) bring_weights<AT + 1, Made, MORE...>(step, layers, to + N * PITCH);
 }
-// Their pieces: forward, then back. A bias is a weight of the 1 behind the numbers.
+// Splits them: forward, then transposed for the backward pass. The bias is the weight of the 1 after the inputs.
 template <int PARTS, int AT, class Given, class Made, class... MORE>
 __device__ __forceinline__ void cut_weights(const RowLayers& layers, const float* w, uint4* to) {
     constexpr int D = Given::N, N = Made::N, PITCH = weight_pitch(D);
@@ -122,7 +115,7 @@ __device__ __forceinline__ void cut_weights(const RowLayers& layers, const float
     to += PARTS * pieces_of(N, D);
     if constexpr (sizeof...(MORE) > 0) cut_weights<PARTS, AT + 1, Made, MORE...>(layers, w + N * PITCH, to);
 }
-// Pieces of all of them, so many.
+// Chunks of all layers.
 template <int PARTS, class Given, class Made, class... MORE>
 __device__ constexpr int all_pieces() {
     const int own = PARTS * (pieces_of(Given::N + 1, Made::N) + pieces_of(Made::N, Given::N));
@@ -130,7 +123,7 @@ __device__ constexpr int all_pieces() {
     else return own;
 }
 
-// Two neighbours of a row of W numbers; behind them lies a 1.
+// Stores two adjacent values of a row of W; the 1 after them stays.
 template <int W>
 __device__ __forceinline__ void store_two(float* row, int n, float first, float second) {
     const float two[2] = {first, second};
@@ -138,16 +131,16 @@ __device__ __forceinline__ void store_two(float* row, int n, float first, float 
     else if (n < W) row[n] = first;
 }
 
-// -- gradients ---------------------------------------------------------------------------------------------------------
+// -- gradients --------------------------------------------------------------------------------------------------------
 
-// Tiles of 16 units by 8 terms of a layer's gradient: ACROSS warps share those of the same units by turns, and where there
-// are few, DEEP of them the rows of each.
+// dW tiles of 16 units x 8 inputs. ACROSS warps alternate tiles of the same units; with few tiles, DEEP warps split the
+// rows.
 template <class Given, class Made>
 struct GradientTiles {
     static constexpr int D = Given::N, N = Made::N, DOWN = (N + 15) / 16, WIDE = eights_of(D + 1);
     static constexpr int ACROSS = WARPS / DOWN < WIDE ? WARPS / DOWN : WIDE, DEEP = WARPS / (DOWN * ACROSS);
     static constexpr int EACH = (WIDE + ACROSS - 1) / ACROSS, TILES = DOWN * WIDE;
-    static constexpr int FLOATS = DEEP * TILES * 128;  // of the sums: four a lane
+    static constexpr int FLOATS = DEEP * TILES * 128;  // accumulators: four per lane
 };
 template <class Given, class Made, class... MORE>
 __device__ constexpr int all_sums() {
@@ -155,7 +148,7 @@ __device__ constexpr int all_sums() {
     else return GradientTiles<Given, Made>::FLOATS;
 }
 
-// sums += dz^T a over the rows of all warps, whose a are at `given` and dz at `made`, of the first one's tile.
+// sums += dz^T a over the rows of all warps; `given` (a) and `made` (dz) point to the first warp's tile.
 template <int PARTS, class Given, class Made>
 __device__ __forceinline__ void add_gradients(float* sums, const float* given, const float* made, int tile_floats) {
     using Tiles = GradientTiles<Given, Made>;
@@ -175,7 +168,7 @@ __device__ __forceinline__ void add_gradients(float* sums, const float* given, c
         const float* const dz_rows = made + warp * tile_floats;
         float dz[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {  // rows 2 q and 2 q + 1, of units g and g + 8; then the rows 8 on
+        for (int i = 0; i < 8; ++i) {  // rows 2 q and 2 q + 1 of units g and g + 8, then rows 8 further
             const int n = down * 16 + g + i / 2 % 2 * 8, row = 2 * q + i % 2 + i / 4 * 8;
             dz[i] = n < Tiles::N ? dz_rows[row * pitch_of(Tiles::N) + n] : 0.0f;
         }
@@ -190,7 +183,7 @@ __device__ __forceinline__ void add_gradients(float* sums, const float* given, c
             for (int i = 0; i < 4; ++i) v[i] = a_rows[(2 * q + i % 2 + i / 2 * 8) * pitch_of(Tiles::D)];
             u32 b[1][PARTS][2];
             split_numbers(b[0], v);
-            float some[1][1][4] = {};  // the tensor core cuts its sums off: these rows alone are its own
+            float some[1][1][4] = {};  // tensor cores truncate: 16 rows per accumulator
             add_products(some, a, b);
 #pragma unroll
             for (int i = 0; i < 4; ++i) c[0][j][i] += some[0][0][i];
@@ -201,7 +194,7 @@ __device__ __forceinline__ void add_gradients(float* sums, const float* given, c
         if (is_mine(j)) store_several(mine + j * Tiles::ACROSS * 128, c[0][j]);
 }
 
-// Sums of the layers from AT on, to the block's parts.
+// Stores dW sums of layers AT and up to the block's partial gradients.
 template <int AT, class Given, class Made, class... MORE>
 __device__ __forceinline__ void store_gradients(const Step& step, const RowLayers& layers, const float* sums) {
     using Tiles = GradientTiles<Given, Made>;
@@ -224,10 +217,10 @@ __device__ __forceinline__ void store_gradients(const Step& step, const RowLayer
     if constexpr (sizeof...(MORE) > 0) store_gradients<AT + 1, Made, MORE...>(step, layers, sums + Tiles::FLOATS);
 }
 
-// -- a step ------------------------------------------------------------------------------------------------------------
+// -- a step -----------------------------------------------------------------------------------------------------------
 
-// Layer AT makes what Made says of what Given says, and MORE layers follow. `given` are the warp's rows, and `tiles` those
-// of the first warp; what follows lies behind them. `weights` and `sums` are those of this layer on. All warps ask.
+// Runs layer AT (Given to Made) and MORE after it, forward and back. `given` is the warp's input tile, `tiles` the
+// first warp's; outputs follow them. `weights` and `sums` start at this layer. All warps must call it.
 template <int PARTS, int AT, class Goal, class Given, class Made, class... MORE>
 __device__ __forceinline__ void take_rows_through(const Step& step, const RowLayers& layers, const TileRows<16>& rows,
                                                   Goal& goal, float* given, const float* tiles, int tile_floats,
@@ -263,7 +256,7 @@ __device__ __forceinline__ void take_rows_through(const Step& step, const RowLay
     add_gradients<PARTS, Given, Made>(sums, tiles, all_made, tile_floats);
     float c[DT][4];
     multiply_rows<PARTS, N, DT>(c, made, pitch_of(N), reinterpret_cast<const u32*>(back));
-    __syncthreads();  // nobody still reads what gradients replace
+    __syncthreads();  // gradients overwrite what was read
     const float slope = __uint_as_float(before.slope);
 #pragma unroll
     for (int i = 0; i < 2 * DT; ++i) {
@@ -276,7 +269,7 @@ __device__ __forceinline__ void take_rows_through(const Step& step, const RowLay
     __syncwarp();
 }
 
-// Behind the numbers of each layer the 1 that its reader's bias is a weight of, then zeros.
+// Writes the bias 1 after each layer's values, then zeros.
 template <class Of, class... MORE>
 __device__ __forceinline__ void put_ones(float* tile) {
     constexpr int W = Of::N, COUNT = pitch_of(W) - W;
@@ -292,20 +285,20 @@ struct LastOf<Last> {
     using type = Last;
 };
 
-// The first layer's numbers come, its dz go as dz_parts, and the gradients of all layers behind it as parts.
+// Reads the first layer's activations; writes its dz as dz_parts and partial dW of all later layers.
 template <int PARTS, u32 LOSS, class First, class... MORE>
 __global__ void __launch_bounds__(THREADS, 2)
 train_rows(const Step step, const __grid_constant__ RowLayers layers, uint4* dz_parts) {
     extern __shared__ float4 room[];
     using Last = typename LastOf<MORE...>::type;
     using Goal = Targets<16, 32, LOSS, Last::N, Last::CODE, 2>;
-    constexpr int D = First::N, TILE_FLOATS = 16 * (pitch_of(D) + ... + pitch_of(MORE::N));  // of a warp
+    constexpr int D = First::N, TILE_FLOATS = 16 * (pitch_of(D) + ... + pitch_of(MORE::N));  // per warp
     constexpr int SUMS = all_sums<First, MORE...>();
     const int size = step.size(), warp = threadIdx.x / 32, stages = static_cast<int>((step.batch + 63) / 64);
     uint4* const weights = reinterpret_cast<uint4*>(room);
     float* const sums = reinterpret_cast<float*>(weights + all_pieces<PARTS, First, MORE...>());
     float *const tiles = sums + SUMS, *const tile = tiles + warp * TILE_FLOATS;
-    // Weights lie there: the launch before waited for their update. Tiles have room for them: 128 rows.
+    // Weights are valid before the wait: the previous launch waited for their update. They fit in the tiles: 128 rows.
     bring_weights<1, First, MORE...>(step, layers, tiles);
     for (int i = threadIdx.x; i < SUMS; i += THREADS) sums[i] = 0.0f;
     __syncthreads();
@@ -324,7 +317,7 @@ train_rows(const Step step, const __grid_constant__ RowLayers layers, uint4* dz_
         bring_rows<D>(tile, step.mine(layers.memory[0].a) + at, layers.of[0].stride, rows.there());
         __syncwarp();
         take_rows_through<PARTS, 1, Goal, First, MORE...>(step, layers, rows, goal, tile, tiles, TILE_FLOATS, weights, sums);
-        if (rows.first < round_up(size, 32))  // the product of the parts reads rows by 32
+        if (rows.first < round_up(size, 32))  // the dW gemm reads rows by 32
             store_parts<PARTS, D, 16, 32>(step.mine(dz_parts), tile, pitch_of(D), rows.first, rows.there(), stages,
                                           threadIdx.x % 32);
         __syncwarp();

@@ -1,4 +1,4 @@
-"""Host side of train/large_batch/rows.cu: which layers it takes, and what they need."""
+"""Host side of train/large_batch/rows.cu: which layers it supports, and its shared memory."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from onchip.kernels.cuda.common.program import Budget, Program
 from onchip.kernels.cuda.train.large_batch.bytes import PARTS
 
 SOURCE = Path(__file__).parent / "rows.cu"
-ROWS, WARPS, MOST_WIDTHS = 128, 8, 4  # as train/large_batch/rows.cu has them
+ROWS, WARPS, MOST_WIDTHS = 128, 8, 4  # as in train/large_batch/rows.cu
 MOST_WIDTH, MOST_OUTPUTS = 64, 32
-BLOCKS = 2  # of a multiprocessor
-LEAST_ROWS = 32  # a multiprocessor
+BLOCKS = 2  # per SM
+LEAST_ROWS = 32  # per SM
 BUDGET = Budget(registers=128)
 
 
 @dataclass(frozen=True)
 class RowsPass:
-    """Layers behind the first of a network whose layers give `widths` numbers a row."""
+    """Layers after the first of a network with these layer widths."""
 
-    widths: tuple[int, ...]  # of all layers, the first too
+    widths: tuple[int, ...]  # all layers, including the first
     precision: str
 
     def fits(self, fast_bytes: int) -> bool:
-        """Whether the kernel takes them, on a chip whose blocks have so much shared memory."""
+        """Whether the kernel supports them with this much shared memory per block."""
         if not 2 <= len(self.widths) <= MOST_WIDTHS or max(self.widths) > MOST_WIDTH or self.widths[-1] > MOST_OUTPUTS:
             return False
         return self.shared_bytes <= fast_bytes
@@ -42,12 +42,12 @@ class RowsPass:
         return min(-(-batch // ROWS), BLOCKS * units)
 
     def program(self, loss: int, gives: str) -> Program:
-        """gives  train_layer.gives of all layers"""
+        """gives  train/layer.py gives() of all layers"""
         return Program(SOURCE, f"train_rows<{PARTS[self.precision]}, {loss}, {gives}>")
 
 
 def _pieces(K: int, N: int) -> int:
-    """Of one part of weights: K terms a sum, N columns."""
+    """16 B chunks of one split term of weights (K, N)."""
     return round_up(K, 16) // 8 * round_up(N, 8)
 
 

@@ -1,13 +1,12 @@
-// train/large_batch/staged.cu: the products of a training step of many rows: forward, backward and gradients.
+// train/large_batch/staged.cu: forward, backward and dW gemms of a training step for many rows.
 //
-// Idea    As train/large_batch/launches.cu, with operands by way of shared memory (train/large_batch/staged.cuh): a block makes 32 DOWN x 32
-//         ACROSS numbers, and what its warps share comes from L2 once. Two blocks a multiprocessor.
-// Floor   784-56-28-10, 60,000 rows: forward and gradients each read x once, 188 MB / 4.8 TB/s = 39 us; a product of
-//         60,000 x 785 x 56 has 5.3 Gflop, in fp32 three times that: 32 us at 494 Tflop/s of tf32. 784-320-160-10,
-//         4,096 rows: the gradients have 2.5 Gflop: 15 us in fp32, 5 us in tf32.
-// Order   train/large_batch/staged.cuh. Slices of a batch first to last, by train_apply.
+// Idea    As train/large_batch/launches.cu, with operands staged in shared memory (train/large_batch/staged.cuh): a
+//         block computes 32 DOWN x 32 ACROSS and loads shared operands from L2 once. Two blocks per SM.
+// Floor   784-56-28-10, 60,000 rows: forward and dW each read x once, 188 MB / 4.8 TB/s = 39 us; a gemm of 60,000 x 785
+//         x 56 is 5.3 Gflop, 3x in fp32: 32 us at 494 Tflop/s tf32. 784-320-160-10, 4,096 rows: dW is 2.5 Gflop, 15 us
+//         in fp32, 5 us in tf32.
 // Layout  As train/large_batch/launches.cu.
-// Shared  3 stages of 32 x (32 DOWN + 32 ACROSS) floats, rows with 4 more each: at most 82 944 B.
+// Shared  3 stages of 32 x (32 DOWN + 32 ACROSS) floats, rows padded by 4: at most 82 944 B.
 // Limits  As train/large_batch/launches.cu; DOWN x ACROSS is 4 x 2, 2 x 4 or 2 x 2. sm_80 up.
 #include "train/large_batch/epilogue.cuh"
 #include "train/large_batch/staged.cuh"
@@ -43,7 +42,7 @@ large_forward(const Step step, const float* x, const float* w, float* y, const S
     finish_forward<4>(tiles, warps, shape, y, size, first_m, first_n);
 }
 
-// before (size, N) = (dz w) times the slope of what gave `out` (size, N); dz (size, K), w (K, N).
+// before (size, N) = (dz w) times the activation's derivative at `out` (size, N); dz (size, K), w (K, N).
 template <class P, int DOWN, int ACROSS>
 __global__ void __launch_bounds__(THREADS, 2)
 large_backward(const Step step, const float* dz, const float* w, const float* out, float* before, const Shape shape) {
@@ -71,7 +70,8 @@ large_backward(const Step step, const float* dz, const float* w, const float* ou
     finish_backward<4>(tiles, warps, shape, out, before, size, first_m, first_n);
 }
 
-// dz^T a of every layer, and the update; or, of more than one slice, the slice's part. The tally is the first block's.
+// dW = dz^T a of every layer with the update as epilogue; with several slices, the slice's partial sums. Block 0
+// computes the tally.
 template <class P, int DOWN, int ACROSS, bool IS_WHOLE, bool IS_SECOND>
 __global__ void __launch_bounds__(THREADS, 2)
 large_gradients(const Step step, const __grid_constant__ Layers layers, const Tally tally) {

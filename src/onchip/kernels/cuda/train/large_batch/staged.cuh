@@ -1,33 +1,33 @@
-// train/large_batch/staged.cuh: the products of a training step of many rows, operands by way of shared memory.
+// train/large_batch/staged.cuh: gemms of a training step for many rows, with a cp.async pipeline in shared memory.
 //
-// Idea    A block's operands come 32 k's at a time, a stage; two stages are on their way while the tensor cores work on
-//         a third. All warps read a stage, so the block fetches DOWN + ACROSS tiles, not two for each warp. A warp
-//         makes 32 x 32 numbers; a lane of it holds the same k's as in train/large_batch/launches.cuh.
-// Order   As in train/large_batch/launches.cuh; of a stage's two chunks each warp takes both, or, where two share a tile, one.
+// Idea    A block loads 32 K elements per stage; two stages are in flight while the tensor cores work on a third. All
+//         warps share a stage, so a block loads DOWN + ACROSS tiles, not two per warp. A warp computes 32 x 32; a lane
+//         holds the same K elements as in train/large_batch/launches.cuh.
+// Order   As train/large_batch/launches.cuh. A warp takes both chunks of a stage, or one if two warps share a tile.
 #pragma once
 
 #include "train/large_batch/launches.cuh"
 
 constexpr int STAGE_K = 32, STAGES = 3, TILE = 32;
 
-// 16 bytes on their way to shared memory; zeros where there are none: then `from` is not read.
+// Copies 16 B to shared memory asynchronously; zero-fills without reading `from` if not is_there.
 __device__ __forceinline__ void copy_async(float* to, const float* from, bool is_there) {
     const u32 at = static_cast<u32>(__cvta_generic_to_shared(to)), bytes = is_there ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at), "l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void close_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all stages but the last `LEFT` that were closed are there.
+// Waits until at most `LEFT` committed stages are in flight.
 template <int LEFT>
 __device__ __forceinline__ void await_stages() {
     asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
 }
 
-// ROWS rows, or fewer: their numbers along k lie side by side. k_end is a multiple of 4.
+// Operand of up to ROWS rows, K contiguous. k_end is a multiple of 4.
 template <int ROWS>
 struct StagedAlongK {
-    // +4: of eight lanes that read together, those of the next row are 16 banks on
+    // +4: the eight lanes of a phase read two rows 16 banks apart
     static constexpr int PITCH = STAGE_K + 4, FLOATS = ROWS * PITCH, PIECES = ROWS / 32;
-    const float* at[PIECES];  // nullptr: no such row
+    const float* at[PIECES];  // nullptr past the last row
     int k_end;
 
     __device__ __forceinline__ StagedAlongK(const float* from, int stride, int first, int rows, int k_end,
@@ -45,7 +45,7 @@ struct StagedAlongK {
             copy_async(stage + (threadIdx.x / 8 + 32 * i) * PITCH + within, at[i] + k, at[i] && k < k_end);
         }
     }
-    // A lane's numbers of the tile whose first row is `first`.
+    // Loads a lane's fragment of the tile that starts at row `first`.
     static __device__ __forceinline__ void load(float (&v)[4][4], const float* stage, int first, int chunk) {
         const float* lane = stage + (first + threadIdx.x % 32 / 4 * 4) * PITCH + chunk * CHUNK + threadIdx.x % 4 * 4;
 #pragma unroll
@@ -56,14 +56,14 @@ struct StagedAlongK {
     }
 };
 
-// COLUMNS columns of a matrix whose rows are the k's. `columns` is a multiple of 4. Stages are fetched one after the
-// other: which rows the next one has is known before they are asked for.
+// Operand of COLUMNS columns of a matrix whose rows are K. `columns` is a multiple of 4. Fetch stages in order: the row
+// indices of the next stage are loaded ahead.
 template <int COLUMNS>
 struct StagedAcrossK {
-    static constexpr int FLOATS = STAGE_K * COLUMNS, PIECES = COLUMNS / 32, A_ROW = COLUMNS / 4;  // pieces
+    static constexpr int FLOATS = STAGE_K * COLUMNS, PIECES = COLUMNS / 32, A_ROW = COLUMNS / 4;  // 16 B chunks
     const float* from;
-    const long long* order;  // which row is k; nullptr: row k
-    u32 rows[PIECES];        // of the next stage, or NO_ROW
+    const long long* order;  // row index of K element k; nullptr: k
+    u32 rows[PIECES];        // row indices of the next stage, or NO_ROW
     int stride, k_end;
     bool is_there;
 
@@ -78,7 +78,7 @@ struct StagedAcrossK {
     __device__ __forceinline__ void find_next(int number) {
         find_rows(rows, order, number * STAGE_K + threadIdx.x / A_ROW, THREADS / A_ROW, k_end);
     }
-    // Fours of columns are swapped by k, so that eight lanes that read together, of k's four apart, meet all banks.
+    // XOR swizzle of column groups by k: eight lanes that read K elements four apart are free of bank conflicts.
     static __device__ __forceinline__ int place(int k, int column) { return k * COLUMNS + (column ^ k / 4 % 4 * 8); }
 
     __device__ __forceinline__ void fetch(float* stage, int number) {
@@ -100,7 +100,7 @@ struct StagedAcrossK {
     }
 };
 
-// A block's room: the stages, and when those are done the tiles of its warps.
+// A block's shared memory: the stages, later reused for the warps' tiles.
 template <class A, class B>
 struct Stages {
     float* room;
@@ -108,7 +108,7 @@ struct Stages {
     __device__ __forceinline__ float* of_a(int i) const { return room + i % STAGES * (A::FLOATS + B::FLOATS); }
     __device__ __forceinline__ float* of_b(int i) const { return of_a(i) + A::FLOATS; }
 
-    // Stages that go ahead of the loop, not closed yet.
+    // Prologue loads, not committed yet.
     __device__ __forceinline__ void begin_a(A& a, int first, int last) const {
 #pragma unroll
         for (int i = 0; i < STAGES - 1; ++i)
@@ -121,7 +121,8 @@ struct Stages {
     }
 };
 
-// The tiles of a block's warps, from stages [first, last) that are begun. A warp whose tile nobody wants is not busy.
+// Computes the tiles of a block's warps from stages [first, last), which are started. Idle warps only
+// keep the barriers.
 template <class P, int DOWN, int ACROSS, class A, class B>
 __device__ __forceinline__ Tiles<4>& sum_up_stages(const Stages<A, B>& stages, A& a, B& b, int first, int last,
                                                    const WarpPlace<4>& place, bool is_busy) {
@@ -131,11 +132,11 @@ __device__ __forceinline__ Tiles<4>& sum_up_stages(const Stages<A, B>& stages, A
     float totals[2][4][4] = {}, sums[2][4][4] = {};
     int done = 0;
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; ++i) close_stage();  // the first has all of them
+    for (int i = 0; i < STAGES - 1; ++i) close_stage();  // the first group has all loads
 #pragma unroll 1
     for (int stage = first; stage < last; ++stage) {
         await_stages<STAGES - 2>();
-        __syncthreads();  // this one is there for all, and nobody still reads the one before
+        __syncthreads();  // this stage is complete, and the previous one is no longer read
         const int i = stage - first, next = stage + STAGES - 1;
         if (next < last) {
             a.fetch(stages.of_a(i + STAGES - 1), next);

@@ -1,46 +1,43 @@
-// train/large_batch/stream.cu: of a training step of a thousand rows or more, all layers behind the first: forward, loss and back,
-// in one launch.
+// train/large_batch/stream.cu: all layers after the first of a training step for 1,000 rows or more.
 //
-// Idea    A launch for each product waits as long as it works. So a block takes 16 or 32 rows through all layers: what they
-//         give stays in shared memory, as the words that tensor cores take and as floats for the way back. Its 16 warps
-//         share the columns of a product, so each weight is one warp's: it comes from L2 straight to the lane that
-//         multiplies it, four steps ahead, floats that become words on the way. The last layer, narrow, lies in shared
-//         memory, and warps share its terms. The first layer's gradients leave as the parts that its product reads.
-// Floor   784-320-160-10, 4,096 rows: 128 blocks read 205 KB of weights forward and as much on the way back: 5.8 us at 40 B
-//         a clock; 0.42 G multiplications, six times over in fp32, are 0.9 us (5.1 in fp32) at 989 Tflop/s of bf16. From
-//         what it waits for to its end a block of an H200 takes 15 us in bf16 and 33 in fp32.
-// Order   A sum goes over steps of 16 terms; of each the lowest products first. In fp32 steps are added up in float, else
-//         it is the tensor core's own. Outputs: DEEP warps by turns, then their sums first to last.
-// Layout  As train/large_batch/launches.cu; dz of the first layer as parts: train/large_batch/bytes.cuh.
-// Shared  (PARTS / 2 + 1) 4 B for each number that layers but the last give, of 16 or 32 rows; the last layer's weights, and
-//         its warps' sums: here with 32 rows in fp32 216,832 B.
+// Idea    One launch per gemm waits as long as it computes. So a block of 16 warps runs 16 or 32 rows through all
+//         layers: activations stay in shared memory, split for the tensor cores and as floats for the backward pass.
+//         The warps divide the columns, so each weight belongs to one warp and streams from L2 to registers four K
+//         steps ahead, where it is split. The narrow output layer is in shared memory, with split-K over warps. dz of
+//         the first layer leaves as the split that its dW gemm reads.
+// Floor   784-320-160-10, 4,096 rows: 128 blocks read 205 KB of weights each way: 5.8 us at 40 B/clock; 0.42 G
+//         multiplications, 6x in fp32: 0.9 us (5.1 in fp32) at 989 Tflop/s bf16. A block takes 15 us (33) on an H200.
+// Order   K steps of 16, smallest term products first; fp32 adds steps with FADD. Outputs: split-K over DEEP warps.
+// Layout  As train/large_batch/launches.cu; dz of the first layer split as in train/large_batch/bytes.cuh.
+// Shared  (PARTS / 2 + 1) 4 B per activation but outputs, 16 or 32 rows; output weights; split-K sums: 216,832 B here
+//         with 32 rows in fp32.
 // Limits  2 to 4 layers in all, at most 32 outputs. PARTS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). sm_80 up.
 #include "train/large_batch/bytes.cuh"
 #include "train/large_batch/targets.cuh"
 
-constexpr int STREAM_WARPS = 16, STREAM_THREADS = 32 * STREAM_WARPS, A_WARP = 16;  // columns that a warp makes at a time
+constexpr int STREAM_WARPS = 16, STREAM_THREADS = 32 * STREAM_WARPS, A_WARP = 16;  // A_WARP: columns per warp
 
 __device__ constexpr int steps_of(int K) { return (K + 15) / 16; }
 __device__ constexpr int tiles_of(int N) { return (N + 7) / 8; }
-// Words from row to row of W numbers along k: an odd number of steps, so that four rows that are read together meet all
-// banks. Floats lie likewise.
+// Row pitch of W packed values along K: an odd number of K steps, so that reads of four rows are free of bank
+// conflicts. Floats likewise.
 __device__ constexpr int word_pitch(int W) { return 8 * (steps_of(W) | 1); }
 __device__ constexpr int float_pitch(int W) { return 2 * word_pitch(W); }
-// Floats of the last layer's weights, and of the sums of a warp's outputs: 4 and 8 banks on.
+// Row pitches of the output layer's weights and of its split-K sums, in floats: 4 and 8 banks apart.
 __device__ constexpr int weight_pitch(int W) { return 16 * steps_of(W) + 4; }
 __device__ constexpr int sum_pitch(int tiles) { return round_up(8 * tiles - 8, 16) + 8; }
 
-// -- products ----------------------------------------------------------------------------------------------------------
+// -- gemms -----------------------------------------------------------------------------------------------------------
 
-// A lane's words of a row and of the eighth one behind it, as the tensor core takes them.
+// Loads a lane's A fragment: its row and the row 8 below.
 __device__ __forceinline__ void load_rows(u32 (&a)[4], const u32* row, int pitch) {
     const uint2 upper = *reinterpret_cast<const uint2*>(row), lower = *reinterpret_cast<const uint2*>(row + 8 * pitch);
     a[0] = upper.x, a[1] = lower.x, a[2] = upper.y, a[3] = lower.y;
 }
 
-// c[t][j][2 h + w] (row 16 t + 8 h + g, column 4 q + 2 w + j of a group) = rows, as words, times weights, as train/large_batch/launches.cuh
-// loads them: of 16 k's lane (g, q) has 4 q to 4 q + 3, and columns 2 g and 2 g + 1 of a group. IS_NEAR: they are in shared
-// memory.
+// c[t][j][2 h + w] (row 16 t + 8 h + g, column 4 q + 2 w + j of a group) = split rows times weights. The weights have
+// the layout of launches.cuh: of 16 K elements lane (g, q) holds 4 q to 4 q + 3, for columns 2 g and 2 g + 1 of a
+// group. IS_NEAR: they are in shared memory.
 template <int PARTS, int MT, int STEPS, bool IS_NEAR, class Weights>
 __device__ __forceinline__ void multiply_rows(float (&c)[MT][1][2][4], const u32* words, int pitch, const Weights& weights) {
     constexpr int AHEAD = STEPS < 4 ? STEPS : 4, ROWS = 16 * MT;
@@ -65,7 +62,7 @@ __device__ __forceinline__ void multiply_rows(float (&c)[MT][1][2][4], const u32
 #pragma unroll
                 for (int part = 0; part < PARTS; ++part)
                     load_rows(a[0][part], words + (part * ROWS + 16 * t + g) * pitch + 8 * step + 2 * q, pitch);
-                if constexpr (PARTS == 3) {  // the tensor core cuts its sums off: these k's alone are its own
+                if constexpr (PARTS == 3) {  // tensor cores truncate: one K step per accumulator
                     float some[1][2][4] = {};
                     add_products(some, a, b);
 #pragma unroll
@@ -78,7 +75,7 @@ __device__ __forceinline__ void multiply_rows(float (&c)[MT][1][2][4], const u32
     }
 }
 
-// finish(row, column, four neighbours) of a group's sums.
+// Calls finish(row, column, four adjacent sums) for a group's accumulators.
 template <int MT, class Finish>
 __device__ __forceinline__ void each_four(const float (&c)[MT][1][2][4], int group, const Finish& finish) {
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
@@ -90,9 +87,9 @@ __device__ __forceinline__ void each_four(const float (&c)[MT][1][2][4], int gro
     }
 }
 
-// -- what a block has --------------------------------------------------------------------------------------------------
+// -- shared memory ---------------------------------------------------------------------------------------------------
 
-// W: of the first layer, then of all layers behind it. Offsets count words, or floats.
+// W: the first layer, then all layers after it. Offsets in 32-bit words.
 template <int P, int MT_, u32 LOSS, class... W>
 struct Room {
     static constexpr int PARTS = P, MT = MT_, ROWS = 16 * MT, L = sizeof...(W) - 1;
@@ -104,23 +101,23 @@ struct Room {
         const u32 all[] = {W::CODE...};
         return all[l];
     }
-    static __device__ constexpr int terms(int l) { return at(l) + (l < L ? 1 : 0); }  // behind units the 1 of a bias
-    // (PARTS, ROWS, pitch): what layer l gives, then its gradients.
+    static __device__ constexpr int terms(int l) { return at(l) + (l < L ? 1 : 0); }  // units and the bias 1
+    // (PARTS, ROWS, pitch): split activations of layer l, then its gradients.
     static __device__ constexpr int words(int l) {
         int sum = 0;
         for (int i = 0; i < l; ++i) sum += PARTS * ROWS * word_pitch(terms(i));
         return sum;
     }
-    // (ROWS, pitch): what layer l gives; of the first layer, then its gradients.
+    // (ROWS, pitch): activations of layer l as floats; for the first layer, then its gradients.
     static __device__ constexpr int floats(int l) {
         int sum = words(L + 1);
         for (int i = 0; i < l; ++i) sum += ROWS * float_pitch(terms(i));
         return sum;
     }
     static constexpr int TILES = tiles_of(at(L)), STEPS = steps_of(at(L - 1) + 1);
-    static constexpr int DEEP = STEPS < STREAM_WARPS ? STEPS : STREAM_WARPS;  // warps that share the outputs' terms
-    static constexpr int OUTPUTS = floats(L), OUT_PITCH = 36;  // (ROWS, pitch): outputs, then their gradients
-    // (LAST_ROWS, LAST_PITCH): the last layer's weights
+    static constexpr int DEEP = STEPS < STREAM_WARPS ? STEPS : STREAM_WARPS;  // split-K warps of the output layer
+    static constexpr int OUTPUTS = floats(L), OUT_PITCH = 36;  // (ROWS, pitch): outputs, then gradients
+    // (LAST_ROWS, LAST_PITCH): the output layer's weights
     static constexpr int LAST = OUTPUTS + ROWS * OUT_PITCH, LAST_ROWS = 16 * steps_of(at(L));
     static constexpr int LAST_PITCH = weight_pitch(at(L - 1) + 1);
     static constexpr int SUMS = LAST + LAST_ROWS * LAST_PITCH, SUM_PITCH = sum_pitch(TILES);  // (DEEP, ROWS, pitch)
@@ -128,7 +125,7 @@ struct Room {
     using Rows = Targets<ROWS, STREAM_THREADS, LOSS, at(L), code(L)>;
 };
 
-// Four neighbours of layer l as words.
+// Stores four adjacent values of layer l, split.
 template <class R, int l>
 __device__ __forceinline__ void store_words(float* room, int row, int column, const float4& four) {
     float v[4] = {four.x, four.y, four.z, four.w};
@@ -140,7 +137,7 @@ __device__ __forceinline__ void store_words(float* room, int row, int column, co
         *reinterpret_cast<uint2*>(to + part * R::ROWS * word_pitch(R::terms(l))) = {made[part][0], made[part][1]};
 }
 
-// Four neighbours of layer l, of which those from its units on are zeros, and the 1 that a bias is a weight of.
+// Masks four adjacent values of layer l: the bias 1 after its units, then zeros.
 template <class R, int l>
 __device__ __forceinline__ float4 behind(const RowLayers& layers, const float4& four, int column) {
     if (R::at(l) % 4 == 0 && column < R::at(l)) return four;
@@ -149,7 +146,7 @@ __device__ __forceinline__ float4 behind(const RowLayers& layers, const float4& 
     return {of(four.x, column), of(four.y, column + 1), of(four.z, column + 2), of(four.w, column + 3)};
 }
 
-// Zeros behind the units of layers l and on, and the 1 that a bias is a weight of.
+// Writes the bias 1 and zeros after the units of layers l and up.
 template <class R, int l>
 __device__ __forceinline__ void put_ones(const RowLayers& layers, float* room) {
     if constexpr (l < R::L) {
@@ -162,13 +159,13 @@ __device__ __forceinline__ void put_ones(const RowLayers& layers, float* room) {
     }
 }
 
-// -- a step ------------------------------------------------------------------------------------------------------------
+// -- a step -----------------------------------------------------------------------------------------------------------
 
-// The rows' numbers of the first layer.
+// Loads the first layer's activations.
 template <class R>
 __device__ __forceinline__ void bring_rows(const float* from, int stride, float* room, int there) {
     constexpr int FOURS = 4 * steps_of(R::terms(0)), AT_ONCE = 6;
-    constexpr int ITEMS = (R::ROWS * FOURS + STREAM_THREADS - 1) / STREAM_THREADS;  // of a thread
+    constexpr int ITEMS = (R::ROWS * FOURS + STREAM_THREADS - 1) / STREAM_THREADS;  // per thread
 #pragma unroll 1
     for (int first = 0; first < ITEMS; first += AT_ONCE) {
         float4 found[AT_ONCE];
@@ -189,7 +186,7 @@ __device__ __forceinline__ void bring_rows(const float* from, int stride, float*
     }
 }
 
-// Hidden layers from l on, forward.
+// Forward pass of hidden layers l and up.
 template <class R, int l>
 __device__ __forceinline__ void go_forward(const Step& step, const RowLayers& layers, const TileRows<R::ROWS>& rows,
                                            float* room) {
@@ -219,7 +216,7 @@ __device__ __forceinline__ void go_forward(const Step& step, const RowLayers& la
     }
 }
 
-// The last layer: outputs.
+// Outputs of the last layer.
 template <class R>
 __device__ __forceinline__ void make_outputs(const RowLayer& layer, float* room) {
     constexpr int L = R::L, PITCH = word_pitch(R::at(L - 1) + 1);
@@ -271,7 +268,7 @@ __device__ __forceinline__ void make_outputs(const RowLayer& layer, float* room)
     __syncthreads();
 }
 
-// From gradients of layer l to those of the first.
+// Backward pass from layer l to the first.
 template <class R, int l>
 __device__ __forceinline__ void go_back(const Step& step, const RowLayers& layers, const TileRows<R::ROWS>& rows,
                                         float* room) {
@@ -305,8 +302,8 @@ __device__ __forceinline__ void go_back(const Step& step, const RowLayers& layer
     if constexpr (l > 1) go_back<R, l - 1>(step, layers, rows, room);
 }
 
-// W: of the first layer, which is done, then of all layers behind it. dz of all layers goes, the first one's as dz_parts, and
-// what the hidden ones give.
+// W: the first layer, already computed, then all layers after it. Writes dz of all layers, the first one's as dz_parts,
+// and the hidden activations.
 template <int PARTS, int MT, u32 LOSS, class... W>
 __global__ void __launch_bounds__(STREAM_THREADS, 1)
 train_stream(const __grid_constant__ Step step, const __grid_constant__ RowLayers layers, uint4* dz_parts) {
@@ -321,7 +318,7 @@ train_stream(const __grid_constant__ Step step, const __grid_constant__ RowLayer
         wait_for_step_before();
         return;
     }
-    // Weights lie there: the launch before waited for their update.
+    // Weights are valid before the wait: the previous launch waited for their update.
     for (int i = threadIdx.x; i < R::LAST_ROWS * 4 * R::STEPS; i += STREAM_THREADS) {
         const int row = i / (4 * R::STEPS), column = i % (4 * R::STEPS) * 4, stride = layers.of[L].w_stride;
         const bool is_there = row < R::at(L) && column < stride;
@@ -360,6 +357,6 @@ train_stream(const __grid_constant__ Step step, const __grid_constant__ RowLayer
         store_parts<PARTS, R::at(0), R::ROWS, STREAM_THREADS>(step.mine(dz_parts), room + R::floats(0),
                                                               float_pitch(R::terms(0)), rows.first, rows.there(), stages,
                                                               threadIdx.x);
-        __syncthreads();  // nobody still reads what the next rows replace
+        __syncthreads();  // the next rows overwrite what was read
     }
 }

@@ -1,4 +1,4 @@
-"""Host side of train/large_batch/stream.cu: which layers it takes, and what they need."""
+"""Host side of train/large_batch/stream.cu: which layers it supports, and its shared memory."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from onchip.kernels.cuda.train.large_batch.bytes import PARTS
 from onchip.kernels.cuda.train.large_batch.rows import MOST_OUTPUTS, MOST_WIDTHS
 
 SOURCE = Path(__file__).parent / "stream.cu"
-WARPS, TILE_ROWS, MOST_TILES = 16, 16, 2  # of a block, as train/large_batch/stream.cu has them
+WARPS, TILE_ROWS, MOST_TILES = 16, 16, 2  # per block, as in train/large_batch/stream.cu
 OUT_PITCH = 36
 THREADS = 32 * WARPS
-BUDGET = Budget(registers=128, spill_bytes=40)  # sm_100; sm_90a 20, of what a loop does not change
-# Of 784-320-160-10 with 16 and 32 rows a block, in bf16 and fp32, on an H200, within a tenth: weights from L2, products
-# of 16 x 8 x 16 numbers, and the rest of a tile of rows.
+BUDGET = Budget(registers=128, spill_bytes=40)  # sm_100; sm_90a 20: loop invariants
+# Fitted to 784-320-160-10 with 16 and 32 rows per block, in bf16 and fp32, on an H200, within a tenth: weights from L2,
+# gemms of 16 x 8 x 16, and the rest of a row tile.
 _BYTES_A_CLOCK, _CLOCKS_A_PRODUCT, _START_CLOCKS = 28, 4.0, 8_000
-_PRODUCTS = {1: 1, 2: 3, 3: 6}  # of parts, for a product of floats
+_PRODUCTS = {1: 1, 2: 3, 3: 6}  # bf16 mma per float mma, by split terms
 
 
 @dataclass(frozen=True)
 class StreamPass:
-    """Layers behind the first of a network whose layers give `widths` numbers a row, for batches of so many rows."""
+    """Layers after the first of a network with these layer widths, for this batch size."""
 
-    widths: tuple[int, ...]  # of all layers, the first too
+    widths: tuple[int, ...]  # all layers, including the first
     precision: str
     batch: int
     units: int
@@ -34,14 +34,14 @@ class StreamPass:
 
     @property
     def fits(self) -> bool:
-        """Whether the kernel takes them."""
+        """Whether the kernel supports them."""
         if not 2 <= len(self.widths) <= MOST_WIDTHS or self.widths[-1] > MOST_OUTPUTS:
             return False
         return self._bytes(1) <= self.fast_bytes
 
     @property
     def tiles(self) -> int:
-        """Of 16 rows that a block takes at a time: as few turns as there can be, then few rows."""
+        """Tiles of 16 rows per block: as few waves as possible, then few rows."""
         fitting = [n for n in range(1, MOST_TILES + 1) if self._bytes(n) <= self.fast_bytes]
         return min(fitting, key=lambda n: (self._turns(n), n))
 
@@ -63,7 +63,7 @@ class StreamPass:
     def _bytes(self, tiles: int) -> int:
         """Room::bytes of train/large_batch/stream.cu."""
         parts, rows, (D, N) = PARTS[self.precision], TILE_ROWS * tiles, self.widths[-2:]
-        pitches = [8 * (_steps(width + 1) | 1) for width in self.widths[:-1]]  # words of a row, and half its floats
+        pitches = [8 * (_steps(width + 1) | 1) for width in self.widths[:-1]]  # 32-bit words per row; half its floats
         words = rows * (parts * (sum(pitches) + 8 * (_steps(N) | 1)) + 2 * sum(pitches) + OUT_PITCH)
         last = 16 * _steps(N) * (16 * _steps(D + 1) + 4)
         sums = min(_steps(D + 1), WARPS) * rows * (round_up(8 * -(-N // 8) - 8, 16) + 8)
@@ -78,7 +78,7 @@ class StreamPass:
         )
 
     def program(self, loss: int, gives: str) -> Program:
-        """gives  train_layer.gives of all layers"""
+        """gives  train/layer.py gives() of all layers"""
         return Program(SOURCE, f"train_stream<{PARTS[self.precision]}, {self.tiles}, {loss}, {gives}>")
 
 

@@ -1,26 +1,26 @@
-// train/large_batch/targets.cuh: of rows that a block takes through all layers, what they should give, and how far off they are.
+// train/large_batch/targets.cuh: targets, loss and output gradients of the rows that a block runs through all layers.
 #pragma once
 
 #include "train/large_batch/epilogue.cuh"
 #include "train/large_batch/layers.cuh"
 
-// What a layer gives: N numbers a row, by an activation.
+// A layer's width and activation.
 template <int N_, u32 CODE_>
 struct Gives {
     static constexpr int N = N_;
     static constexpr u32 CODE = CODE_;
 };
 
-// Rows that a block takes through at a time, as all threads know them.
+// A block's current tile of rows.
 template <int ROWS>
 struct TileRows {
-    int first, size;  // the first of the tile, and all of the step
+    int first, size;  // first row of the tile; rows of the step
 
     __device__ __forceinline__ int there() const { return size - first < ROWS ? size - first : ROWS; }
 };
 
-// Rows that a thread works out the loss of: LANES lanes have one. OF_BLOCK threads of a block take part, or each time so
-// many of a larger one.
+// Targets and losses of a thread's rows; LANES lanes share a row. OF_BLOCK threads take part, or groups of that many in
+// a larger block.
 template <int ROWS, int OF_BLOCK, u32 LOSS, int N, u32 CODE, int LANES = (N > 16 || OF_BLOCK > 16 * ROWS ? 32 : 16)>
 struct Targets {
     static constexpr int AT_ONCE = OF_BLOCK / LANES, TURNS = ROWS / AT_ONCE, EACH = (N + LANES - 1) / LANES;
@@ -47,7 +47,7 @@ struct Targets {
             weight[i] = row(i) >= rows.there() ? 0.0f : layers.weights ? step.mine(layers.weights)[number[i]] : 1.0f;
         }
     }
-    // Of a row whose outputs are at `made`, EACH a lane: their gradients replace them.
+    // Replaces a row's outputs at `made`, EACH per lane, by their gradients.
     __device__ __forceinline__ void to_gradient(int i, const RowLayers& layers, u32 slope, float* made) {
         float out[EACH], gradient[EACH];
 #pragma unroll
@@ -78,7 +78,7 @@ struct Targets {
         } else {
 #pragma unroll
             for (int j = 0; j < EACH; ++j) {
-                const float difference = out[j] - wanted[i][j];  // 0 behind the outputs
+                const float difference = out[j] - wanted[i][j];  // 0 past the outputs
                 gradient[j] = through(CODE, __uint_as_float(slope), difference, out[j]);
                 total[i] += difference * difference;
             }
@@ -88,7 +88,7 @@ struct Targets {
         for (int j = 0; j < EACH; ++j)
             if (output(j) < N) made[output(j)] = weight[i] * gradient[j];
     }
-    // Losses and hits to memory.
+    // Stores losses and correct predictions.
     __device__ __forceinline__ void store_losses(const Step& step, const RowLayers& layers, const TileRows<ROWS>& rows) const {
 #pragma unroll
         for (int i = 0; i < TURNS; ++i) {
@@ -97,7 +97,7 @@ struct Targets {
             step.mine(layers.hits)[rows.first + row(i)] = HAS_CLASSES && best[i] == truth[i];
         }
     }
-    // The same, and the gradients at `made`, `pitch` floats a row.
+    // Also stores the gradients at `made`, with row pitch `pitch`.
     __device__ __forceinline__ void store(const Step& step, const RowLayers& layers, const TileRows<ROWS>& rows, float* dz,
                                           int stride, const float* made, int pitch) const {
         store_losses(step, layers, rows);

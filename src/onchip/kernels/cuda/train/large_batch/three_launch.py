@@ -35,27 +35,27 @@ from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
 ARCHITECTURES = ("sm_90a",)
 PIXELS_SOURCE = Path(__file__).parent / "pixels.cu"
 CLUSTER_SOURCE = Path(__file__).parent / "cluster.cu"
-CLUSTER, CLUSTER_ROWS = 8, 16  # blocks, and the rows that they take at a time
-MOST_CLUSTERS = 32  # of a launch: two blocks a multiprocessor
-STAGE_K = 64  # terms of words
-MOST_ROW_TILES, FORWARD_UNITS = 4, 16  # of a forward block: 16 rows each, and columns
-MOST_FORWARD_BYTES = 112 << 10  # of shared memory, of which two blocks have room
-UNITS, BYTE_FEATURES, FLOAT_FEATURES = 32, 64, 32  # of a gradient's tile
-LEAST_BATCH, MOST_BATCH = 65, 512  # rows: timed with 128, 256 and 512; with 1,024 mlp_train was sooner done
-# Of a step. 784-320-160-10 with 256 rows took 27 us in fp32 on an H200 where mlp_train took 37, which that one prices
-# at 21.5: this is as large a share of it.
+CLUSTER, CLUSTER_ROWS = 8, 16  # blocks per cluster; rows per tile
+MOST_CLUSTERS = 32  # per launch: two blocks per SM
+STAGE_K = 64  # K elements per stage of split weights
+MOST_ROW_TILES, FORWARD_UNITS = 4, 16  # of a forward block: tiles of 16 rows; columns
+MOST_FORWARD_BYTES = 112 << 10  # shared memory: two blocks per SM
+UNITS, BYTE_FEATURES, FLOAT_FEATURES = 32, 64, 32  # of a dW tile
+LEAST_BATCH, MOST_BATCH = 65, 512  # rows: timed with 128, 256 and 512; with 1,024 mlp_train was faster
+# Per step. 784-320-160-10 with 256 rows took 27 us in fp32 on an H200; mlp_train took 37 and estimates 21.5. This keeps
+# the ratio.
 _STEP_US = 15.5
-_FORWARD_START = 4  # tiles of rows that a forward block could make while it waits for weights
+_FORWARD_START = 4  # row tiles that fit in the load latency of the weights
 _TILE_BYTES = UNITS * BYTE_FEATURES * 4
 _BUDGET = Budget(registers=128, spill_bytes=8)
-_UPDATE_BUDGET = Budget(registers=128, spill_bytes=96)  # sums of a tile, while the next rows come
+_UPDATE_BUDGET = Budget(registers=128, spill_bytes=96)  # accumulators, while the next rows load
 
 
 @dataclass(frozen=True)
 class ThreeLowering(TrainLowering):
-    """Launches of a step: pixels_forward, train_cluster, pixels_update. Memory as mlp_train's, and besides:
+    """Launches of a step: pixels_forward, train_cluster, pixels_update. Memory as for mlp_train, and in addition:
 
-    words (PARTS, N, stride) bf16: the first layer's weights
+    words (PARTS, N, stride) bf16: the first layer's weights, split
     """
 
     @cached_property
@@ -87,7 +87,7 @@ class ThreeLowering(TrainLowering):
     # -- launches --------------------------------------------------------------------------------------------------
 
     def steps(self, count: int) -> Steps:
-        """So many training steps, behind the words of the first one's weights, and what counts them."""
+        """`count` training steps, after the split of the first weights, and the step counter."""
         launches = [launch for number in range(count) for launch in self._step(number)]
         return Steps((self._words(), *launches, self._advance(count)))
 
@@ -109,7 +109,7 @@ class ThreeLowering(TrainLowering):
 
     @cached_property
     def row_tiles(self) -> int:
-        """Of 16 rows that a forward block makes: as few turns of all blocks as there can be, then few rows a block."""
+        """Tiles of 16 rows per forward block: as few waves as possible, then few rows."""
         across = -(-self.layers[0].N // FORWARD_UNITS)
 
         def clocks(tiles: int) -> tuple[int, int]:
@@ -119,7 +119,7 @@ class ThreeLowering(TrainLowering):
         return min((n for n in range(1, MOST_ROW_TILES + 1) if self.forward_bytes(n) <= MOST_FORWARD_BYTES), key=clocks)
 
     def forward_bytes(self, tiles: int) -> int:
-        """Of shared memory: rows, 64 bytes on if they would begin in the same bank, or the warps' sums."""
+        """Shared memory: rows, padded by 64 B if they would start in the same bank, or the warps' sums."""
         pitch = self.word_stride + (0 if self.word_stride % 128 else 64)
         return 16 * tiles * max(pitch, 8 * FORWARD_UNITS * 4)
 
@@ -165,7 +165,7 @@ class ThreeLowering(TrainLowering):
         blocks = [count * -(-layer.N // UNITS) for count, layer in zip(across, self.layers, strict=True)]
         layers = self._layers(numbers, blocks, across)
         program = Program(PIXELS_SOURCE, f"pixels_update<{self.byte_rows.parts}, {OPTIMISERS[self.job.optimiser]}>")
-        shared = _TILE_BYTES * (8 + 1 + OPTIMISERS[self.job.optimiser])  # sums of 8 warps, and what is moved
+        shared = _TILE_BYTES * (8 + 1 + OPTIMISERS[self.job.optimiser])  # sums of 8 warps; weights and moments
         return self._launch(
             program, 1 + sum(blocks), _UPDATE_BUDGET, shared, step, layers, self._pixels(), tally_struct()
         )
@@ -190,7 +190,7 @@ def _part_floats(terms: int, tiles: int) -> int:
 
 
 def make_lowering(chain: Chain, job: Job, device: Device) -> ThreeLowering | str:
-    """Or why not."""
+    """Returns the lowering, or the reason for a refusal."""
     layers = find_layers(chain)
     if not job.byte_scale:
         return "takes rows of pixels, whole numbers below 256 times a scale"
@@ -218,7 +218,7 @@ class MlpTrainThree:
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         chain = trained_chain(net, start, job)
         if chain is None or device.arch not in ARCHITECTURES:
-            return  # why it is not trained mlp_train says
+            return  # mlp_train reports the reason
         lowering = make_lowering(chain, job, device)
         if isinstance(lowering, str):
             yield Refusal(self.name, net.nodes[0].name, lowering)

@@ -1,7 +1,7 @@
-"""How the products of a training step are cut into tiles: the cheapest of some ways, by a simple price of each.
+"""Tile sizes of a training step's gemms: the cheapest candidate of a simple cost model.
 
-The prices are assumptions about a Hopper multiprocessor, good enough to rank: they decide how long a step takes, and
-in which order it sums up, and nothing else.
+The constants are assumptions about a Hopper SM, good enough to rank. They affect the time of a step and its reduction
+order, nothing else.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CHUNK = 16  # terms of a sum that are loaded together
+CHUNK = 16  # K elements loaded together
 WARPS = 8
-STAGES, STAGE_CHUNKS = 3, 2  # as train/large_batch/staged.cuh has them
-STAGED_CUTS = ((4, 2), (2, 4), (2, 2))  # warps down and across
-_INSTRUCTIONS = {"fp32": 6, "tf32": 2, "bf16": 1, "fp16": 1}  # of 16 x 8 numbers and a chunk
-_CLOCKS_AN_INSTRUCTION = 1.7  # of a multiprocessor
-_CLOCKS_A_CHUNK = 300  # that a warp waits for its next operands
-_START_CLOCKS = 1500  # of a launch: first loads, the sums of warps, the last stores
-_BLOCK_CLOCKS = 300  # of a block among others
-_BYTES_A_CLOCK = 48  # from L2, a multiprocessor
-_NEAR_BYTES_A_CLOCK = 32  # from L1, in pieces of rows
+STAGES, STAGE_CHUNKS = 3, 2  # as in train/large_batch/staged.cuh
+STAGED_CUTS = ((4, 2), (2, 4), (2, 2))  # warps along M and N
+_INSTRUCTIONS = {"fp32": 6, "tf32": 2, "bf16": 1, "fp16": 1}  # per 16 x 8 tile and chunk
+_CLOCKS_AN_INSTRUCTION = 1.7  # per SM
+_CLOCKS_A_CHUNK = 300  # latency of a warp's next operands
+_START_CLOCKS = 1500  # per launch: first loads, split-K sums, last stores
+_BLOCK_CLOCKS = 300  # per further block
+_BYTES_A_CLOCK = 48  # from L2, per SM
+_NEAR_BYTES_A_CLOCK = 32  # from L1, in parts of rows
 _SHARED_BYTES_A_CLOCK = 128
-_STAGE_CLOCKS = 120  # of warps that wait for each other, and for the first of a stage's numbers
-_SLICE_CLOCKS = 60  # of the launch that adds slices up, eight at a time
+_STAGE_CLOCKS = 120  # barrier and first loads of a stage
+_SLICE_CLOCKS = 60  # per slice in the launch that adds them up, eight at a time
 _LEAST_SLICE = 32  # chunks
 _LEAST_STAGED_SLICE = 8
-_MOST_PARTS = 1 << 26  # floats of all slices' gradients
+_MOST_PARTS = 1 << 26  # floats of all slices' partial gradients
 
 
 @dataclass(frozen=True)
 class Tiling:
     R: int  # a warp's tile is 8 R x 8 R
-    down: int  # warps of a block, as train/large_batch/launches.cuh's Warps
+    down: int  # warps per block, as Warps of train/large_batch/launches.cuh
     across: int
     deep: int
-    slices: int = 1  # of the sums, each a block's
-    is_staged: bool = False  # operands by way of shared memory: train/large_batch/staged.cuh
+    slices: int = 1  # split-K over blocks
+    is_staged: bool = False  # operands staged in shared memory: train/large_batch/staged.cuh
 
     @property
     def warps(self) -> tuple[int, int, int]:
@@ -46,7 +46,7 @@ class Tiling:
 
     @property
     def shared_bytes(self) -> int:
-        """Of operands: rows of a stage, 4 numbers behind each; else of tiles."""
+        """Staged operands, rows padded by 4 floats; otherwise the warps' tiles."""
         if self.is_staged:
             return STAGES * 4 * (STAGE_CHUNKS * CHUNK + 4) * 8 * self.R * (self.down + self.across)
         return WARPS * 8 * self.R * (8 * self.R + 4) * 4
@@ -55,11 +55,11 @@ class Tiling:
         return -(-columns // (8 * self.R * self.across))
 
     def blocks(self, rows: int, columns: int) -> int:
-        """Of one slice."""
+        """Blocks per slice."""
         return -(-rows // (8 * self.R * self.down)) * self.blocks_across(columns)
 
     def slice_chunks(self, terms: int) -> int:
-        """Chunks of a slice of sums of so many terms."""
+        """K chunks per slice of a reduction over `terms`."""
         unit = STAGE_CHUNKS if self.is_staged else 1
         return unit * -(-terms // (CHUNK * unit * self.slices))
 
@@ -67,12 +67,12 @@ class Tiling:
 def choose_tiling(
     sizes: Sequence[tuple[int, int]], terms: int, precision: str, units: int, can_slice: bool = False
 ) -> Tiling:
-    """For products of rows x columns `sizes`, each a sum of `terms`, in one launch."""
+    """Tiling of gemms with these (rows, columns), each with reduction `terms`, in one launch."""
     return _choose(tuple(sizes), terms, precision, units, can_slice)
 
 
 def product_clocks(sizes: Sequence[tuple[int, int]], terms: int, precision: str, units: int) -> float:
-    """What such a launch takes, by its price."""
+    """Estimated clocks of such a launch."""
     return _clocks(choose_tiling(sizes, terms, precision, units), tuple(sizes), terms, precision, units)
 
 
@@ -100,7 +100,7 @@ def _clocks(way: Tiling, sizes: tuple[tuple[int, int], ...], terms: int, precisi
     loads = a_slice * CHUNK * 4 * 8 * way.R * (way.down + way.across) / _BYTES_A_CLOCK
     reads = WARPS * a_warp * CHUNK * 4 * 16 * way.R  # bytes
     waves, of_block = -(-blocks // units), _BLOCK_CLOCKS + 60 * way.deep
-    if way.is_staged:  # two blocks at a time
+    if way.is_staged:  # two blocks per SM
         waits = -(-blocks // (2 * units)) * (a_slice / STAGE_CHUNKS * _STAGE_CLOCKS + _START_CLOCKS)
         clocks = waits + waves * (max(work + reads / _SHARED_BYTES_A_CLOCK / 2, loads) + of_block)
     else:

@@ -1,4 +1,4 @@
-// train/layer_parallel/exchange.cuh: what blocks that train a layer each hand to each other: numbers in parts, through L2.
+// train/layer_parallel/exchange.cuh: bf16 splits of fp32 values, and point-to-point exchange between blocks through L2.
 #pragma once
 
 #include "train/resident/step.cuh"
@@ -9,17 +9,16 @@ constexpr int ROWS_STRIP = 16 * ROWS;
 
 __device__ __forceinline__ u32 shared_at(const void* at) { return static_cast<u32>(__cvta_generic_to_shared(at)); }
 
-// Of the sums of a thread: i of 4 of strip j.
+// Row and column of element i of 4 of a thread's wgmma accumulator fragment, 8-column tile j.
 __device__ __forceinline__ int sum_row(int i) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 * 8; }
 __device__ __forceinline__ int sum_column(int j, int i) { return 8 * j + threadIdx.x % 4 * 2 + i % 2; }
 
-// What all threads of a warp are told alike, and the compiler cannot know: products behind a branch that could part a warp
-// wait for each other.
+// Makes a condition warp-uniform to the compiler: ptxas serialises wgmmas that follow a possibly divergent branch.
 __device__ __forceinline__ bool of_whole_warps(bool is) { return __any_sync(~0u, is); }
 
-// -- numbers in parts ------------------------------------------------------------------------------------------------
+// -- bf16 splits -----------------------------------------------------------------------------------------------------
 
-// Two numbers as PARTS words of bf16: each what the ones before leave.
+// Splits two floats into PARTS packed bf16 pairs. Each term rounds what the previous terms leave.
 template <int PARTS>
 __device__ __forceinline__ void split_two(u32 (&words)[PARTS], float a, float b) {
 #pragma unroll
@@ -29,8 +28,9 @@ __device__ __forceinline__ void split_two(u32 (&words)[PARTS], float a, float b)
     }
 }
 
-// c = a b: each part of a times all parts of b, which lie side by side. Steps `first`, `first` + BY, ... below STEPS. To be
-// added up by `whole`. Those that matter least could be left out, but sums of other widths make ptxas run short.
+// c = a b: each bf16 term of a times all terms of b, which are stored side by side. Issues wgmma K steps `first`,
+// `first` + BY, ... below STEPS; `whole` adds the terms up. The smallest term products could be skipped, but
+// accumulators of mixed widths cost too many registers.
 template <int A_PARTS, int STEPS, int BY, class A, class B, int ALL>
 __device__ __forceinline__ void begin_parts(float (&c)[ALL][4], u32 a, int a_part_bytes, const B& b, int first,
                                             bool sums = false) {
@@ -47,14 +47,14 @@ __device__ __forceinline__ float whole(const float (&c)[ALL][4], int j, int i) {
     return sum;
 }
 
-// -- numbers that blocks hand to each other --------------------------------------------------------------------------
+// -- exchange between blocks -----------------------------------------------------------------------------------------
 
-// 16 bytes have the last bit of their first number to say which turn they are of: whoever waits for them looks until it
-// is right. A place is used every second turn, and its bit is another each time. So a number is there when it is seen,
-// without flags or fences. A block is never two turns ahead of one that reads what it sends: between lies that one's own
-// turn, which others need in order to send what the first one waits for.
+// A double buffer in L2 with in-band flags, as in NCCL's LL protocol: the lowest bit of each 16 B chunk is a phase bit,
+// and the receiver polls until it matches. A slot is reused every second turn with the opposite bit, so no flags,
+// fences or grid barrier are needed. A sender is never two turns ahead of its receiver: it waits for data that others
+// can only send once the receiver has finished the turn between.
 struct Post {
-    char* at;  // twice
+    char* at;  // two buffers of `bytes`
     long long bytes;
     u32 turn, deadline_ms;
 
@@ -68,9 +68,9 @@ struct Post {
         asm volatile("{ .reg .b128 s; mov.b128 s, {%1, %2}; st.relaxed.gpu.b128 [%0], s; }"
                      :: "l"(place(piece)), "l"(low), "l"(high) : "memory");
     }
-    // COUNT pieces of a thread, all asked for at once: those that lie offset(i) behind piece `first`, if is_one(i). Offsets are
-    // known ahead: places kept in registers would be too many. False: they did not come before the deadline. To be called
-    // whatever came before: behind a branch, it makes ptxas run short of registers.
+    // Polls COUNT chunks per thread with all loads in flight at once: chunk `first` + offset(i), if is_one(i). Offsets
+    // are compile-time, since addresses would take too many registers. Returns false on timeout. Call it
+    // unconditionally: after a branch, ptxas runs out of registers.
     template <int COUNT, class Offset, class IsOne>
     __device__ __forceinline__ bool look(u32 (&words)[COUNT][4], int first, const Offset& offset, const IsOne& is_one) const {
         unsigned long long low[COUNT], high[COUNT], begin = 0;
@@ -101,8 +101,8 @@ struct Post {
         }
         return !is_late;
     }
-    // PIECES, by all threads or those of a team: take(n, four words). Those behind the first `there` are 0 and not asked for.
-    // The n-th is which(n), and the one THREADS behind it lies as far behind.
+    // Receives PIECES chunks with all threads or one warpgroup: take(n, four words). Chunks from `there` on are not
+    // loaded and read as 0. Chunk n is stored at which(n), and which(n + THREADS) must be which(n) + THREADS.
     template <int PIECES, int THREADS = CREW, class Which, class Take>
     __device__ __forceinline__ bool receive(int there, const Which& which, const Take& take) const {
         constexpr int EACH = (PIECES + THREADS - 1) / THREADS, MOST = THREADS == CREW ? 20 : 10;
@@ -124,31 +124,31 @@ struct Post {
     }
 };
 
-// As bf16, to a bit less than it has.
+// Rounds to bf16 with the lowest mantissa bit clear, which leaves it free for the phase bit.
 __device__ __forceinline__ u32 round_to_even_bits(float v) {
     const u32 bits = __float_as_uint(v);
     const bool is_finite = (bits & 0x7f800000) != 0x7f800000;
     return (is_finite ? bits + 0xffff + (bits >> 17 & 1) : bits) >> 16 & 0xfffe;
 }
 
-// Tiles of 8 units x BATCH rows, a tile behind the other: strips of bf16, part behind part, so that whoever takes them has
-// nothing to split. Three parts would be more than the number, and more took longer when it was tried: an epoch of digits in
-// fp32 13.6 ms instead of 11.4. Of few rows it does not pay: tf32 took 9.0 instead of 9.3 ms at batch 64, but 26.0 instead of
-// 25.6 at 16.
-// Else float32, four units of all rows and then the other four, so that rows of a piece each lie side by side.
+// Exchanges tiles of 8 units x BATCH rows. IN_PARTS sends bf16 split terms, one panel after the other, so that the
+// receiver has nothing to split. Three terms are more bytes than fp32 and slower: an epoch of digits in fp32 takes 13.6
+// instead of 11.4 ms. It pays only with many rows: tf32 takes 9.0 instead of 9.3 ms at batch 64, but 26.0 instead of
+// 25.6 at 16. Otherwise it sends fp32, four units of all rows and then the other four, so that consecutive rows are
+// contiguous.
 template <int PARTS, int BATCH>
 struct TilePost {
     static constexpr bool IN_PARTS = PARTS == 1 || (PARTS == 2 && BATCH == ROWS);
-    static constexpr int A_ROW = IN_PARTS ? PARTS : 2, A_TILE = BATCH * A_ROW;  // pieces
-    static constexpr int GROUP = IN_PARTS ? 8 : 4;  // units of a row that are sent together
+    static constexpr int A_ROW = IN_PARTS ? PARTS : 2, A_TILE = BATCH * A_ROW;  // in 16 B chunks
+    static constexpr int GROUP = IN_PARTS ? 8 : 4;  // units of a row per send
     Post post;
 
     __device__ __forceinline__ TilePost(char* at, int tiles, u32 turn, u32 deadline_ms)
         : post{at, static_cast<long long>(tiles) * A_TILE * 16, turn, deadline_ms} {}
 
-    // which: part, or half of the units
+    // which: split term, or half of the 8 units
     static __device__ __forceinline__ int piece(int tile, int row, int which) { return (tile * A_ROW + which) * BATCH + row; }
-    // Units `unit` to `unit` + GROUP of a tile: a piece, or one of each part.
+    // Sends units `unit` to `unit` + GROUP of a tile: one chunk, or one per split term.
     __device__ __forceinline__ void send(int tile, int row, int unit, const float (&v)[GROUP]) const {
         if constexpr (IN_PARTS) {
             float left[GROUP];
@@ -170,7 +170,7 @@ struct TilePost {
                       __float_as_uint(v[3]));
         }
     }
-    // A piece to strips, of which the tile's row is at `to`; parts lie part_bytes behind each other.
+    // Stores a chunk as wgmma core matrices. `to` is the tile's row; split terms are part_bytes apart.
     static __device__ __forceinline__ void put(char* to, int part_bytes, int which, const u32 (&four)[4]) {
         if constexpr (IN_PARTS) {
             *reinterpret_cast<uint4*>(to + which * part_bytes) = {four[0], four[1], four[2], four[3]};
@@ -182,7 +182,8 @@ struct TilePost {
             for (int i = 0; i < PARTS; ++i) *reinterpret_cast<uint2*>(to + i * part_bytes + which * 8) = {front[i], back[i]};
         }
     }
-    // TILES tiles to strips. Halves of a row are neighbours', so that what they write lies in other banks.
+    // Receives TILES tiles into shared memory. Neighbouring threads take the halves of a row, which avoids bank
+    // conflicts.
     template <int TILES>
     __device__ __forceinline__ bool receive(char* to, int part_bytes) const {
         const auto row = [](int n) { return IN_PARTS ? n % BATCH : n % A_TILE / 2; };

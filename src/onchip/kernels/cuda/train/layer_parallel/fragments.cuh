@@ -1,37 +1,38 @@
-// train/layer_parallel/fragments.cuh: what blocks of train/layer_parallel/layer_parallel.cu are handed by a layer, in the registers that products take it from.
+// train/layer_parallel/fragments.cuh: activations received straight into wgmma A fragments.
 //
-// Units   A thread is handed 8 units of a row at once, so products go through units in another order: of 32, four lanes
-//         have 8 each, 4 of them in either step of 16 k's. Teams have groups of 32 by turns.
+// Layout  A thread receives 8 consecutive units of a row per load, so the K dimension is permuted: each group of 32
+//         units is spread over four lanes, 8 units each, 4 of them per K step of 16. The two warpgroups alternate
+//         groups.
 #pragma once
 
 #include "train/layer_parallel/exchange.cuh"
 
-// Where a unit lies among the k's, or the columns, of such products.
+// Index of a unit in the permuted K (or N) dimension.
 __device__ constexpr int position(int unit) {
     return (unit & ~31) | (unit >> 2 & 1) << 4 | (unit >> 1 & 1) << 3 | (unit >> 3 & 3) << 1 | (unit & 1);
 }
 
-// c = a b, or where it sums c += a b, of 16 k's: numbers of a in registers, those of b in parts side by side. Products of
-// the smallest parts are less than what is rounded, but sums of other widths make all products wait for each other.
+// c = a b, or c += a b if `sums`, over 16 K elements: a in register fragments, the split terms of b side by side. The
+// smallest term products fall below rounding, but skipping them mixes accumulator widths and serialises the wgmmas.
 template <int PARTS, int NT, class B>
 __device__ __forceinline__ void add_numbers(float (&c)[NT][4], const u32 (&a)[PARTS][4], unsigned long long b, bool sums) {
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) add_words<B, NT>(c, a[part], b, sums || part > 0);
 }
 
-// What TILES tiles of 8 units give, of two rows a thread: g and g + 8 of the warp's 16.
+// A fragments of TILES tiles of 8 units. A thread holds rows g and g + 8 of its warp's 16.
 template <int PARTS, int BATCH, int TILES>
 struct Given {
     using Tiles = TilePost<PARTS, BATCH>;
-    // Groups of a team; some AT_ONCE, for registers are few. 0 behind the last tile.
+    // Groups per warpgroup, AT_ONCE of them per batch of wgmmas to limit registers. Groups past the last tile are 0.
     static constexpr int NEEDED = (TILES + 4 * TEAMS - 1) / (4 * TEAMS), TURNS = (NEEDED + 3) / 4;
     static constexpr int AT_ONCE = (NEEDED + TURNS - 1) / TURNS, GROUPS = TURNS * AT_ONCE, POSITIONS = 32 * TEAMS * GROUPS;
     static constexpr int A_ROW = Tiles::A_ROW, PIECES = GROUPS * 2 * A_ROW, LOOKED_AT = PIECES < 12 ? PIECES : 12;
-    u32 words[GROUPS][2][A_ROW * 4];  // two units of bf16 a word, part behind part, or one of float32
+    u32 words[GROUPS][2][A_ROW * 4];  // two bf16 units per word, term after term; or one float32
 
     static __device__ __forceinline__ int row(int h) { return sum_row(2 * h); }
     static __device__ __forceinline__ int group(int m, int team) { return team + m * TEAMS; }
-    // Of a thread's pieces.
+    // Tile of a thread's chunk.
     static __device__ __forceinline__ int tile(int piece, int team) {
         return group(piece / (2 * A_ROW), team) * 4 + static_cast<int>(threadIdx.x) % 4;
     }
@@ -44,7 +45,7 @@ struct Given {
 #pragma unroll
         for (int first = 0; first < PIECES; first += LOOKED_AT) {
             u32 seen[LOOKED_AT][4];
-            // A thread's first piece is of row g of a tile; others are 8 rows, parts and groups of tiles behind it.
+            // A thread's first chunk is row g of its tile. The others are 8 rows, split terms or groups further on.
             const auto offset = [=](int i) {
                 const int piece = first + i;
                 return (piece / (2 * A_ROW) * TEAMS * 4 * A_ROW + piece % A_ROW) * BATCH + piece / A_ROW % 2 * 8;
@@ -60,7 +61,7 @@ struct Given {
         }
         return are_there;
     }
-    // To strips.
+    // Stores the activations as core-matrix panels in shared memory.
     __device__ __forceinline__ void put(char* to, int part_bytes, int team) const {
 #pragma unroll
         for (int piece = 0; piece < PIECES; ++piece) {
@@ -72,7 +73,7 @@ struct Given {
             Tiles::put(to + at, part_bytes, piece % A_ROW, four);
         }
     }
-    // Units 2 j and 2 j + 1 of a group's 8.
+    // Units 2 j and 2 j + 1 of the thread's 8 in group m.
     __device__ __forceinline__ float2 two(int m, int h, int j) const {
         if constexpr (Tiles::IN_PARTS) {
             float2 sum = {0.0f, 0.0f};
@@ -86,7 +87,7 @@ struct Given {
             return {__uint_as_float(words[m][h][2 * j]), __uint_as_float(words[m][h][2 * j + 1])};
         }
     }
-    // c = these times weights (POSITIONS, 8 NT / PARTS) in parts, of the team's groups.
+    // c = activations times the split weights (POSITIONS, 8 NT / PARTS), over the warpgroup's share of K.
     template <int NT>
     __device__ __forceinline__ void multiply(float (&c)[NT][4], u32 weights_at, int team) const {
         using B = Strips<POSITIONS, true>;

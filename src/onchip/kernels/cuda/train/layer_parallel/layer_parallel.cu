@@ -1,34 +1,23 @@
-// train/layer_parallel/layer_parallel.cu: training of an MLP on pixels by blocks that stay on the chip, a layer's weights each; sm_90a alone.
+// train/layer_parallel/layer_parallel.cu: persistent kernel that trains an MLP on uint8 rows, blocks per layer.
 //
-// Idea    Every hidden layer has blocks of its own, of which each owns OWN tiles of 8 units: it makes what they give of
-//         what the layer before gave, and hands it on through L2. What the last hidden layer gives goes to all blocks of
-//         the last two: each works out the outputs, the loss and their gradients by itself, so no gradient of theirs has
-//         to be handed back. Layers before make their own units' gradients from those that the layer behind hands them.
-//         Weights of the layer behind, and the last layer's, are told after each step, before they are waited for.
-//         All products are wgmma's: of numbers in registers as they were handed over (train/layer_parallel/fragments.cuh), as outputs
-//         and hidden layers of numbers of one part have them, or in strips (mma/swizzle.cuh), whichever side their sums go
-//         along, so nothing is turned. A number is one of bf16, or for fp32 the sum of three; bytes are exact in one.
-//         Weights stay in registers, float32. Rows of the next step are written to shared memory while blocks wait.
-//         Networks that are alike train side by side, along y of the grid.
-// Floor   784-320-160-10, batch 64: 40 + 20 + 1 blocks. Rows are read for 50 + 52 products of 2 KB at 128 B a clock,
-//         0.9 us; two exchanges, 0.7 us each from store to load, of 120 KB in fp32, 1 us at 64 B a clock: 3.3 us.
-//         What keeps it above, in bf16 by 2.5 times: from what the first layer sends to what the last hidden layer gives are 3.3 us,
-//         from there to new weights 2.7. Meanwhile blocks of the first layer bring pixels, for 2.1 us: the loads that 40 blocks
-//         ask for take 1.2 us to be taken, to registers or to shared memory, and whoever asks for more waits behind them.
-// Order   Sums over inputs: a number's parts, then steps of 16 k's (of registers in the order of `position`), two teams
-//         by turns, then the teams' sums. Gradients over rows: parts, then 16 after 16. It depends on the
-//         network alone, not on how many blocks there are.
-// Layout  x (n, x_stride): bytes k that mean k * scale, rows at multiples of 16 bytes, a bias's 1 behind them. w, mean and
-//         square as train/large_batch/launches.cu has them.
-// Shared  HiddenRoom, LastRoom: what comes in, weights, gradients.
-// Limits  Bytes, 2 to 15 layers, at most 32 outputs and 64 rows. All blocks are there at a time (cooperative launch). Of
-//         16 bytes that are handed over a number loses its last bit. What does not come before the deadline ends all
-//         blocks.
+// Idea    A block owns OWN tiles of 8 units of one layer and keeps their fp32 weights register-resident. Layers
+//         exchange activations, gradients and updated weights through L2 (exchange.cuh), without a grid barrier. Blocks
+//         of the last two hidden layers recompute outputs, loss and their gradients rather than wait for them. A layer
+//         sends new weights right after its update; the previous layer receives them while it waits for activations.
+//         All gemms are wgmma on 1 to 3 bf16 split terms (uint8 needs one). The next rows load during waits.
+// Floor   784-320-160-10, batch 64, 40 + 20 + 1 blocks: 102 wgmma reads of x, 2 KB each at 128 B/clock, 0.9 us; two
+//         exchanges of 0.7 us; 120 KB in fp32 at 64 B/clock, 1 us: 3.3 us. bf16 takes 2.5x: 3.3 us from first send to
+//         last hidden activations, then 2.7 us to new weights; loads of x take 2.1 us meanwhile.
+// Order   K steps of 16 alternate between two warpgroups, then their sums add up; dW adds 16 rows at a time.
+// Layout  x (n, x_stride): uint8 k is k * scale, rows 16 B aligned, then a 1 for the bias. w, mean, square as in
+//         train/large_batch/launches.cu. Exchanged 16 B chunks lose the lowest bit of their first element.
+// Limits  sm_90a; 2 to 15 layers, at most 32 outputs, 64 rows; cooperative launch, one network per blockIdx.y. A wait
+//         past the deadline ends all blocks.
 #include "train/layer_parallel/outputs.cuh"
 
 // -- blocks ----------------------------------------------------------------------------------------------------------
 
-// Which rows a step has, and which come: three steps' numbers lie in shared memory.
+// Row indices of the current and the next two steps, in a ring of three in shared memory.
 template <int L, int BATCH>
 struct Orders {
     const Training<L>& run;
@@ -50,7 +39,7 @@ struct Orders {
     }
 };
 
-// c = a b, a team's sums, of rows that lie in shared memory; those from strip FIXED on, `further` bytes further on.
+// c = a b, one warpgroup's partial sums, with a in shared memory. Panels from FIXED on are `further` bytes further on.
 template <int A_PARTS, int STEPS, int FIXED, int ALL, class B>
 __device__ __forceinline__ void multiply_rows_of(float (&c)[ALL][4], u32 a, u32 further, int a_part_bytes, const B& b,
                                                  int team) {
@@ -71,10 +60,10 @@ __device__ __forceinline__ void put_ones(char* input, int l, bool has_bias) {
         store1(reinterpret_cast<bf16*>(input + place_in_strips<ROWS>(threadIdx.x, S::one(l))), 1.0f);
 }
 
-// Uses of gradients of the last hidden layer (Outputs::make_hidden). Where they are a block's own: to shared memory.
+// Consumers for Outputs::make_hidden. OwnUnits keeps the gradients of the block's own units in shared memory.
 template <int PARTS, int OWN>
 struct OwnUnits {
-    char* to;  // (ROWS, own units) in parts
+    char* to;  // (ROWS, own units), split
     int first_unit, team;
 
     template <int GROUPS>
@@ -92,7 +81,7 @@ struct OwnUnits {
         }
     }
 };
-// By the weights of the layer before's own units: c = made columns.
+// Columns multiplies them by the weights of the previous layer's own units: c = made columns.
 template <int PARTS, int OWN, class Strips>
 struct Columns {
     float (&c)[PARTS * OWN][4];
@@ -120,9 +109,9 @@ struct Columns {
     }
 };
 
-// What own units give: from their sums, to whoever waits for it.
-// given  sums; then what the units give
-// scale  of the sums; biases are added by words alone
+// Forward epilogue of own units: bias, activation, send to the next layer.
+// given  accumulators in, activations out
+// scale  applied to accumulators; the bias is added here only if by_words, else it is a K element
 template <class S, class K, int l>
 __device__ __forceinline__ void give(typename S::Own& given, const typename S::Tiles& to, int block, int own_units,
                                      const float* biases, float scale, float slope) {
@@ -140,9 +129,9 @@ __device__ __forceinline__ void give(typename S::Own& given, const typename S::T
         to.send(block * S::OWN + unit / 8, Own::row(n), unit % 8, given.v[n]);
     }
 }
-// Gradients of own units by what goes into their activation: to shared memory in parts, and to the layer before.
-// made   gradients by what the units give; then by what goes in
-// room   (ROWS, own units) in parts
+// Backward epilogue of own units: activation derivative, split to shared memory, send to the previous layer.
+// made   gradients by the activations in, by the pre-activations out
+// room   (ROWS, own units), split
 template <class S, class K, int l>
 __device__ __forceinline__ void give_back(typename S::Own& made, const typename S::Own& given, char* room,
                                           const typename S::Tiles& to, int block, int own_units, float slope) {
@@ -172,7 +161,7 @@ __device__ __forceinline__ void give_back(typename S::Own& made, const typename 
     }
 }
 
-// All turns of a block of hidden layer l. False: it waited in vain.
+// Runs all steps of a block of hidden layer l. Returns false on timeout.
 template <class S, class K, u32 OPTIMISER, int l>
 __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* room, int block, int team) {
     using R = HiddenRoom<S, l>;
@@ -202,7 +191,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     } else {
         put_ones<S>(room, l - 1, facts.has_bias);
     }
-    // Weights of the layer behind, by what own units give: as it will tell them.
+    // Weights of layer l + 1 for own units, in the layout that layer l + 1 sends.
     const auto put_columns = [&](int piece, const u32 (&four)[4]) {
         constexpr int FOURS = 2 * S::tiles(l + 1 < L ? l + 1 : L);
         const int mine = piece / FOURS, unit = piece % FOURS * 4;
@@ -227,17 +216,17 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     for (long long step = orders.first_step; of_whole_warps(step < orders.steps); ++step, ++turn) {
         bool is_there = true;
         u32 coming = 0;
-        // What a block does while it waits for others. Weights as they are since the last step: those of the layer behind are
-        // one team's to receive, the last layer's the other's, so both wait at the same time. No word is waited for alone.
+        // Overlaps with waiting for other blocks. Receives the weights updated in the previous step: one warpgroup
+        // those of layer l + 1, the other the output layer's, so the latencies overlap.
         const auto prepare = [&]() {
-            u32 word = 0;  // of the rule
+            u32 word = 0;  // one of the Rule
             if (threadIdx.x < sizeof(Rule) / 4)
                 word = reinterpret_cast<const u32*>(run.mine(run.rules) + step)[threadIdx.x];
             if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
             if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(orders.of(step));
             if (of_whole_warps(step > orders.first_step)) {
                 if constexpr (R::HAS_COLUMNS) {
-                    constexpr int FOURS = 2 * S::tiles(l + 1);  // of an input
+                    constexpr int FOURS = 2 * S::tiles(l + 1);  // chunks per input
                     const Post columns = {run.mine(run.layers[l].columns), static_cast<long long>(8 * S::tiles(l)) * FOURS * 16,
                                           turn - 1, run.deadline_ms};
                     const auto which = [=](int n) { return block * 8 * OWN * FOURS + n; };
@@ -249,10 +238,10 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
             if (threadIdx.x < sizeof(Rule) / 4) reinterpret_cast<u32*>(&rule)[threadIdx.x] = word;
         };
         if constexpr (l > 1) prepare();
-        // What own units give.
+        // Activations of own units.
         Own given;
         float c[PARTS * OWN][4];
-        typename S::template GivenBy<l - 1> before;  // nothing, unless by words
+        typename S::template GivenBy<l - 1> before;  // empty unless by_words
         if constexpr (!S::by_words(l)) {
             if constexpr (l > 1) {
                 const typename S::Tiles from(run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms);
@@ -274,7 +263,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
         give<S, K, l>(given, to, block, own_units, biases, scale, slope);
         if constexpr (S::by_words(l)) before.put(room, S::input_bytes(l), team);
         if constexpr (l == 1) {
-            prepare();  // first, for whoever asks while pixels are on their way is answered behind them
+            prepare();  // first, since later loads queue behind those of the pixels
             next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
             next.template keep<R::FIXED, S::strips(0)>(room + (R::TWICE * ROWS_STRIP - further));
         }
@@ -294,7 +283,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
             Own made;
             if constexpr (R::HAS_OUTPUTS) {
                 outputs.make_hidden(Columns<PARTS, OWN, decltype(columns)>{c, columns, team});
-                __syncthreads();  // sums of outputs have been read: these lie there, too
+                __syncthreads();  // the sums below reuse the memory of the outputs' sums
             } else {
                 multiply_rows_of<PARTS, S::behind(l + 1) / 2, 0>(c, shared_at(rest + R::BEHIND), 0,
                                                                  S::behind(l + 1) * ROWS_STRIP, columns, team);
@@ -309,7 +298,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
         weights.template learn<l == 1 ? R::FIXED : 0>(rule, scale, input, further, gradients);
         weights.tell(rest + R::WEIGHTS, biases);
         if constexpr (l == 1) {
-            __syncthreads();  // rows have been read
+            __syncthreads();  // x has been read
             next.template keep<0, R::FIXED>(room);
             further = R::TWICE * ROWS_STRIP - further;
         } else {
@@ -317,7 +306,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
             weights.send(columns);
         }
         if constexpr (l == 1 || R::HAS_OUTPUTS) orders.keep(step + 2, coming);
-        if constexpr (l == 1) {  // from memory to L2: blocks have other lines of the rows each
+        if constexpr (l == 1) {  // prefetch x to L2; each block takes other cache lines
             const char* const row = static_cast<const char*>(run.x) + coming * run.x_stride;
             if (threadIdx.x < S::BATCH)
                 for (int at = block * 128; at < run.x_stride; at += S::blocks(1) * 128)
@@ -330,7 +319,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     return true;
 }
 
-// Of the last layer's block.
+// Runs all steps of the output layer's block.
 template <class S, class K, u32 OPTIMISER>
 __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room, int team) {
     using R = LastRoom<S>;
@@ -401,7 +390,7 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
     return true;
 }
 
-// -- all of it -------------------------------------------------------------------------------------------------------
+// -- kernel ----------------------------------------------------------------------------------------------------------
 
 template <class S, class K, u32 OPTIMISER, int l>
 __device__ __forceinline__ bool train_layer(const Training<S::L>& run, char* room, int block, int team) {
@@ -417,12 +406,12 @@ template <int PARTS, int OWN, int BATCH, u32 OPTIMISER, unsigned long long CODES
 __global__ void __launch_bounds__(CREW, 1) train_by_layers(const __grid_constant__ Training<sizeof...(W) - 1> run) {
     using S = Sizes<Widths<W...>, PARTS, OWN, BATCH>;
     extern __shared__ float room[];
-    // A network without a step in this launch: its blocks wait for no other, so none may store what another still loads.
+    // A network without a step in this launch returns: its blocks do not wait, so their stores could race with loads.
     const long long* const progress = run.mine(run.progress);
     if (of_whole_warps(progress[0] * run.batch >= progress[1])) return;
     for (int i = threadIdx.x; i < most_bytes<S>() / 4; i += CREW) room[i] = 0.0f;
     __syncthreads();
-    // As a number of the whole warp (of_whole_warps).
+    // Warp-uniform to the compiler (of_whole_warps).
     const int team = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
     const bool is_well = train_layer<S, Kinds<CODES>, OPTIMISER, 1>(run, reinterpret_cast<char*>(room), blockIdx.x, team);
     if (!is_well && threadIdx.x == 0) run.mine(run.status)[1] = 1;

@@ -1,31 +1,31 @@
-// train/layer_parallel/layer_parallel.cuh: what a block of train/layer_parallel/layer_parallel.cu has: sizes, its room in shared memory, rows, and weights in registers.
+// train/layer_parallel/layer_parallel.cuh: sizes, shared memory layout, row loads and a block's weights in registers.
 #pragma once
 
 #include "train/layer_parallel/fragments.cuh"
 
-// Gradients that a thread sums up at a time: with others, products wait for each other for want of registers.
+// Accumulators per thread in the dW gemm. Other values run out of registers and serialise the wgmmas.
 template <u32 OPTIMISER>
 constexpr int MOST_SUMS = OPTIMISER == ADAM ? 40 : 36;
 
 struct LayerPlaces {
     float *w, *mean, *square;
-    float *own_mean, *own_square;  // (blocks, fours, CREW, 4): the same, as threads have them
-    // What a layer gives; gradients by what goes into its activation; its weights, (inputs, units), and of the last layer
-    // its biases behind them. Twice each: by turns.
+    float *own_mean, *own_square;  // (blocks, fours, CREW, 4): mean and square in register fragment order
+    // Exchange buffers, two each: activations; gradients by the pre-activations; weights (inputs, units), for the
+    // output layer followed by its biases.
     char *forward, *backward, *columns;
 };
 template <int L>
 struct Training {
     const void* x;
     const void* targets;        // (n,) int64 classes, or (n, outputs) float32
-    const long long* order;     // (rows,) row numbers, batch by batch
+    const long long* order;     // (rows,) row indices, batch by batch
     const Rule* rules;          // (steps,)
-    const long long* progress;  // the launch's first step, and the row behind its last
+    const long long* progress;  // the launch's first step, and the end of its rows
     double* step_losses;        // (steps,)
     long long* step_hits;       // (steps,)
-    u32* status;                // turns that these blocks took before; not 0: a block waited in vain
+    u32* status;                // [0] turns taken by earlier launches, [1] nonzero after a timeout
     LayerPlaces layers[L];
-    long long batch, x_stride;  // rows; bytes
+    long long batch, x_stride;  // in rows; in bytes
     Networks networks;
     float scale;
     u32 deadline_ms;
@@ -42,14 +42,14 @@ struct Training {
     }
 };
 
-// -- sums -----------------------------------------------------------------------------------------------------------
+// -- partial sums ----------------------------------------------------------------------------------------------------
 
-// Sums of BATCH rows by 8 NT columns, in groups of neighbours of a row, as they are sent. Neighbouring threads have rows that
-// follow each other, so what they write to strips lies in other banks, and what they send side by side.
+// Sums of BATCH rows x 8 NT columns, in groups of adjacent columns as the exchange sends them. Adjacent threads have
+// adjacent rows: shared memory stores are free of bank conflicts and sends are contiguous.
 template <int NT, int BATCH, int GROUP>
 struct Groups {
-    static constexpr int ALL = BATCH * 8 * NT / GROUP, COUNT = (ALL + CREW - 1) / CREW;  // of a thread, at most
-    static constexpr int PITCH = NT % 4 ? 8 * NT : 8 * NT + 8;                          // of sums: rows in other banks
+    static constexpr int ALL = BATCH * 8 * NT / GROUP, COUNT = (ALL + CREW - 1) / CREW;  // per thread, at most
+    static constexpr int PITCH = NT % 4 ? 8 * NT : 8 * NT + 8;  // avoids bank conflicts
     static constexpr int BYTES = TEAMS * ROWS * PITCH * 4;
     float v[COUNT][GROUP];
 
@@ -58,7 +58,7 @@ struct Groups {
     static __device__ __forceinline__ int row(int n) { return at(n) % BATCH; }
     static __device__ __forceinline__ int column(int n) { return at(n) / BATCH * GROUP; }
 
-    // All teams' sums c. False, of a thread that all is well for: not for another.
+    // Adds up the partial sums c of all warpgroups. Returns false if any thread of the block passes is_well = false.
     template <int PARTS>
     __device__ __forceinline__ bool add_teams(const float (&c)[PARTS * NT][4], float* sums, int team, bool is_well) {
 #pragma unroll
@@ -90,7 +90,7 @@ struct Groups {
 
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 
-// BATCH: rows of a step, at most; products have ROWS, and those behind are 0.
+// BATCH: most rows of a step. The gemms have ROWS rows; the rest are 0.
 template <class Net, int PARTS_, int OWN_, int BATCH_>
 struct Sizes {
     static constexpr int L = Net::LAYERS, PARTS = PARTS_, OWN = OWN_, BATCH = BATCH_;
@@ -101,56 +101,56 @@ struct Sizes {
     static __device__ constexpr int at(int l) { return Net::at(l); }
     static __device__ constexpr int tiles(int l) { return (Net::at(l) + 7) / 8; }
     static __device__ constexpr int blocks(int l) { return (tiles(l) + OWN - 1) / OWN; }
-    // Products go through strips by steps of two, as many of each team: no branch may stand in front of one.
+    // K steps cover two panels and every warpgroup has as many: no wgmma may follow a branch.
     static __device__ constexpr int by_teams(int strips) { return round_up(strips, 2 * TEAMS); }
     static __device__ constexpr int behind(int l) { return by_teams(tiles(l)); }
-    // Behind a hidden layer's tiles a strip has a 1 in front: what the next layer's bias is multiplied by.
+    // The panel after a hidden layer's tiles starts with a 1, which multiplies the next layer's bias.
     static __device__ constexpr int one(int l) { return l == 0 ? Net::at(0) : 8 * tiles(l); }
-    static __device__ constexpr int told_rows(int l) { return 8 * tiles(l - 1) + (l == L ? 1 : 0); }  // inputs, and a bias
+    static __device__ constexpr int told_rows(int l) { return 8 * tiles(l - 1) + (l == L ? 1 : 0); }  // and a bias
     static __device__ constexpr int strips(int l) { return l < L ? by_teams(one(l) / 8 + 1) : round_up(Net::at(L), 16) / 8; }
     static __device__ constexpr int input_parts(int l) { return l == 1 ? 1 : PARTS; }
-    static __device__ constexpr int input_bytes(int l) { return strips(l - 1) * ROWS_STRIP; }  // of a part
-    // Whether products of a hidden layer take what the layer before gives from registers: in parts it would be too much for
-    // them, and goes to strips.
+    static __device__ constexpr int input_bytes(int l) { return strips(l - 1) * ROWS_STRIP; }  // of one split term
+    // Whether a hidden layer's gemm takes its A operand from registers. Split activations do not fit there: they go
+    // through shared memory.
     static __device__ constexpr bool by_words(int l) { return l > 1 && PARTS == 1; }
-    // Inputs of a hidden layer's weights, in the order in which products go through them.
+    // K size of a hidden layer's weights, in the order of the gemm.
     template <int l>
     static __device__ constexpr int positions() {
         if constexpr (by_words(l)) return GivenBy<l - 1>::POSITIONS;
         else return 8 * strips(l - 1);
     }
-    // Gradients are made of whole tiles of inputs, of all teams: what lies behind the last input is read for nothing.
+    // The dW gemm reads whole 64-input tiles of all warpgroups, past the last input.
     static __device__ constexpr int read_bytes(int l) {
         return (input_parts(l) - 1) * input_bytes(l) + round_up(strips(l - 1), 8 * TEAMS) * ROWS_STRIP;
     }
 };
 
-// Of what every block has that works out the outputs, behind `AT`.
+// Shared memory of a block that computes the outputs, from offset `AT`.
 template <class S, int AT>
 struct OutputRoom {
     static constexpr int L = S::L, STRIPS = S::strips(L);
     static constexpr int POSITIONS = S::template GivenBy<L - 1>::POSITIONS;
-    static constexpr int WEIGHTS = AT;  // (POSITIONS, outputs), part behind part
+    static constexpr int WEIGHTS = AT;  // (POSITIONS, outputs), term after term
     static constexpr int WEIGHT_PART = STRIPS * 16 * POSITIONS;
     static constexpr int BIASES = WEIGHTS + S::PARTS * WEIGHT_PART;  // (outputs,) float32
     static constexpr int SUMS = BIASES + STRIPS * 32, SUM_BYTES = TEAMS * STRIPS * 128 * 16;  // (TEAMS, STRIPS, 128, 4)
 };
 
-constexpr int MOST_BYTES = 226 << 10;  // that a block asks for
+constexpr int MOST_BYTES = 226 << 10;  // dynamic shared memory per block
 
-// What a block of hidden layer l has: first what comes in, and behind that the rest, at these offsets in bytes.
-// Rows come in, or what the layer before gives, part behind part: (ROWS, 8 strips(l - 1)). Pixels lie there twice, from
-// strip FIXED on, for as many of them as there is room: those of the next step are written while this one's are read.
+// Shared memory of a block of hidden layer l, offsets in bytes: the input, then the rest. The input is x or the
+// previous layer's activations, (ROWS, 8 strips(l - 1)), term after term. Panels of x from FIXED on are
+// double-buffered, as many as fit: the next step's are stored while the current ones are read.
 template <class S, int l>
 struct HiddenRoom {
     static constexpr bool HAS_OUTPUTS = l >= S::L - 2, HAS_BEHIND = l < S::L - 2, HAS_COLUMNS = l < S::L - 1;
     static constexpr int BEHIND_STRIPS = HAS_BEHIND ? S::behind(l + 1) : 0, COLUMN_STRIP = 128 * S::OWN * S::PARTS;
     static constexpr int COLUMN_STRIPS = HAS_BEHIND ? BEHIND_STRIPS : HAS_COLUMNS ? OutputRoom<S, 0>::POSITIONS / 8 : 0;
-    static constexpr int WEIGHTS = 0;  // (positions(l), own units) in parts
-    static constexpr int BIASES = WEIGHTS + S::PARTS * S::OWN * 16 * S::template positions<l>();  // (own units,) float32
-    static constexpr int GRADIENTS = BIASES + S::OWN * 32;                                         // (ROWS, own units) in parts
-    static constexpr int BEHIND = GRADIENTS + S::PARTS * S::OWN * ROWS_STRIP;  // (ROWS, units of l + 1), part behind part
-    static constexpr int COLUMNS = BEHIND + S::PARTS * BEHIND_STRIPS * ROWS_STRIP;  // (own units in parts, units of l + 1)
+    static constexpr int WEIGHTS = 0;  // (positions(l), own units), split
+    static constexpr int BIASES = WEIGHTS + S::PARTS * S::OWN * 16 * S::template positions<l>();  // (own units,) fp32
+    static constexpr int GRADIENTS = BIASES + S::OWN * 32;  // (ROWS, own units), split
+    static constexpr int BEHIND = GRADIENTS + S::PARTS * S::OWN * ROWS_STRIP;  // (ROWS, units of l + 1), split
+    static constexpr int COLUMNS = BEHIND + S::PARTS * BEHIND_STRIPS * ROWS_STRIP;  // (own units, l + 1's units), split
     using Outputs = OutputRoom<S, COLUMNS + COLUMN_STRIPS * COLUMN_STRIP>;
     static constexpr int SUMS = HAS_OUTPUTS ? Outputs::SUMS : Outputs::WEIGHTS;  // (TEAMS, ROWS, Own::PITCH) float32
     static constexpr int SUM_BYTES = S::Own::BYTES;
@@ -158,17 +158,17 @@ struct HiddenRoom {
     static constexpr int REST_BYTES = IDS + 3 * S::BATCH * 4, INPUT_BYTES = S::input_parts(l) * S::input_bytes(l);
     static constexpr int LEFT = (MOST_BYTES - larger(INPUT_BYTES + REST_BYTES, S::read_bytes(l))) / ROWS_STRIP;
     static constexpr int KEPT = round_up(larger(S::strips(0) - larger(LEFT, 0), 0), 8);
-    static constexpr int FIXED = KEPT < S::strips(0) ? KEPT : S::strips(0), TWICE = l > 1 ? 0 : S::strips(0) - FIXED;  // strips
+    static constexpr int FIXED = KEPT < S::strips(0) ? KEPT : S::strips(0), TWICE = l > 1 ? 0 : S::strips(0) - FIXED;
     static constexpr int REST = INPUT_BYTES + TWICE * ROWS_STRIP;
     static constexpr int BYTES = larger(REST + REST_BYTES, TWICE * ROWS_STRIP + S::read_bytes(l));
 };
-// Of the last layer's block.
+// Shared memory of the output layer's block.
 template <class S>
 struct LastRoom {
     static constexpr int L = S::L;
     using Outputs = OutputRoom<S, 0>;
     static constexpr int IDS = Outputs::SUMS + Outputs::SUM_BYTES;  // (3, BATCH)
-    static constexpr int LOSSES = IDS + 3 * S::BATCH * 4;           // (2, ROWS) float32: and hits
+    static constexpr int LOSSES = IDS + 3 * S::BATCH * 4;           // (2, ROWS) float32: losses, correct predictions
     static constexpr int GRADIENTS = round_up(LOSSES + 2 * ROWS * 4, 128);
     static constexpr int INPUT = GRADIENTS + S::PARTS * S::strips(L) * ROWS_STRIP;
     static constexpr int BYTES = INPUT + S::read_bytes(L);
@@ -182,10 +182,10 @@ __device__ constexpr int most_bytes() {
     }
 }
 
-// -- rows of a step --------------------------------------------------------------------------------------------------
+// -- row loads -------------------------------------------------------------------------------------------------------
 
-// The next step's rows, on their way in registers. A warp takes 8 rows, of each four times 16 bytes that follow each
-// other: lines are read in two pieces, and what is written lies in other banks. Of few rows, several warps have them.
+// The next step's rows, in flight in registers. A warp loads 8 rows, four consecutive 16 B vectors each: half a cache
+// line per row, and conflict-free stores. With few rows, several warps share them.
 template <class S>
 struct NextPixels {
     static constexpr int PIECES = S::strips(0) / 2, EIGHTS = S::BATCH / 8, AT_ONCE = CREW / 8 / EIGHTS;
@@ -207,7 +207,7 @@ struct NextPixels {
             if (is_row && is_piece) bytes[i] = __ldcg(reinterpret_cast<const uint4*>(from + 16 * AT_ONCE * i));
         }
     }
-    // Two bytes as bf16. Behind 0x43 a byte b is 128 + b, or from 128 on 2 b: the smaller of that less 128 and its half.
+    // Two bytes as bf16. With high byte 0x43, byte b reads as 128 + b, or 2 b from 128 on: take min(t - 128, t / 2).
     static __device__ __forceinline__ u32 widen(u32 word, u32 which) {
         const u32 less = 0xc300c300, half = 0x3f003f00;
         u32 made;
@@ -218,13 +218,13 @@ struct NextPixels {
     static __device__ __forceinline__ uint4 widen_eight(u32 low, u32 high) {
         return {widen(low, 0x4140), widen(low, 0x4342), widen(high, 0x4140), widen(high, 0x4342)};
     }
-    // To strips `begin` to `end`, of which the first is at `to`.
+    // Stores panels BEGIN to END; `to` is panel 0.
     template <int BEGIN, int END>
     __device__ __forceinline__ void keep(char* to) const {
         uint4* const first = reinterpret_cast<uint4*>(to + piece(0) * 2 * ROWS_STRIP + row() * 16);
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            if (2 * AT_ONCE * (i + 1) <= BEGIN || 2 * AT_ONCE * i >= END) continue;  // known ahead: few registers wait
+            if (2 * AT_ONCE * (i + 1) <= BEGIN || 2 * AT_ONCE * i >= END) continue;  // compile-time: saves registers
             if (2 * piece(i) < BEGIN || 2 * piece(i) >= END) continue;
             first[i * 2 * AT_ONCE * ROWS] = widen_eight(bytes[i].x, bytes[i].y);
             first[(i * 2 * AT_ONCE + 1) * ROWS] = widen_eight(bytes[i].z, bytes[i].w);
@@ -234,13 +234,13 @@ struct NextPixels {
 
 // -- weights ---------------------------------------------------------------------------------------------------------
 
-// Weights of layer l that a thread keeps, of 8 STRIPS units from first_unit on: the teams have tiles of 64 inputs by turns.
+// A thread's weights of layer l, for 8 STRIPS units from first_unit on. The warpgroups alternate tiles of 64 inputs.
 template <class S, u32 OPTIMISER, int l, int STRIPS>
 struct Weights {
     static constexpr int D = S::at(l - 1), INPUTS = 8 * S::strips(l - 1), PARTS = S::PARTS;
     static constexpr int COUNT = ((INPUTS + 63) / 64 + TEAMS - 1) / TEAMS, NUMBERS = COUNT * STRIPS * 4;
     float w[NUMBERS];
-    float *means, *squares;  // a thread's, in fours: registers are few
+    float *means, *squares;  // the thread's, in fours in global memory: registers are scarce
     int team, first_unit;
 
     __device__ __forceinline__ Weights(const LayerPlaces& places, int block, int team)
@@ -255,7 +255,7 @@ struct Weights {
         if (!is_back) mine = is_there ? *there : 0.0f;
         else if (is_there) *there = mine;
     }
-    // To memory, or from it.
+    // Loads from global memory, or stores if is_back.
     __device__ __forceinline__ void move(const LayerPlaces& places, const LayerFacts& facts, bool is_back) {
 #pragma unroll
         for (int n = 0; n < NUMBERS; ++n) {
@@ -268,7 +268,8 @@ struct Weights {
             if constexpr (OPTIMISER == ADAM) copy(squares[n / 4 * CREW * 4 + n % 4], places.square + at, is_there, is_back);
         }
     }
-    // In parts, where products read them: (positions(l), 8 STRIPS), part behind part. By words, biases apart.
+    // Stores split weights to shared memory for the gemm: (positions(l), 8 STRIPS), term after term. If by_words,
+    // biases go to `biases`.
     __device__ __forceinline__ void tell(char* to, float* biases) const {
         constexpr int POSITIONS = S::template positions<l>(), TOLD = S::by_words(l) ? S::one(l - 1) : INPUTS;
 #pragma unroll
@@ -287,7 +288,8 @@ struct Weights {
                 *reinterpret_cast<u32*>(to + place_in_strips<POSITIONS>(at, i * 8 * STRIPS + column)) = parts[i];
         }
     }
-    // To who multiplies by them: (told_rows(l), 8 tiles(l)) in fours. Lanes q and q + 1 have four units of two rows.
+    // Sends (told_rows(l), 8 tiles(l)) in fours to the blocks that need them. Lane pairs swap halves to hold four units
+    // of a row.
     __device__ __forceinline__ void send(const Post& post) const {
         const bool is_odd = threadIdx.x % 2;
 #pragma unroll
@@ -304,13 +306,13 @@ struct Weights {
             else post.send(piece, mine[0], mine[1], a, b);
         }
     }
-    // By the gradients of a step.
-    // inputs, gradients  in shared memory
-    // further  bytes by which inputs from strip FIXED on lie further on
+    // Computes dW and updates the weights.
+    // inputs, gradients  shared memory addresses
+    // further  byte offset of input panels from FIXED on
     template <int FIXED>
     __device__ __forceinline__ void learn(const Rule& rule, float scale, u32 inputs, u32 further, u32 gradients) {
         using Turned = Strips<ROWS, true>;
-        constexpr int AT_ONCE = MOST_SUMS<OPTIMISER> / (PARTS * STRIPS * 4) > 1 ? MOST_SUMS<OPTIMISER> / (PARTS * STRIPS * 4) : 1;  // tiles
+        constexpr int AT_ONCE = MOST_SUMS<OPTIMISER> / (PARTS * STRIPS * 4) > 1 ? MOST_SUMS<OPTIMISER> / (PARTS * STRIPS * 4) : 1;
 #pragma unroll
         for (int first = 0; first < COUNT; first += AT_ONCE) {
             float c[AT_ONCE][PARTS * STRIPS][4];
@@ -326,7 +328,7 @@ struct Weights {
             wait_for_products<0>();
 #pragma unroll
             for (int m = 0; m < AT_ONCE * STRIPS; ++m) {
-                const int n = first * STRIPS + m;  // which four
+                const int n = first * STRIPS + m;  // index of the four weights
                 if (n >= NUMBERS / 4) break;
                 float by[4], now[4], mean[4] = {}, square[4] = {};
                 if constexpr (OPTIMISER != SGD) load_several<true>(mean, means + n * CREW * 4);
@@ -336,7 +338,7 @@ struct Weights {
                     by[i] = scale * whole<PARTS>(c[m / STRIPS], m % STRIPS, i), now[i] = w[4 * n + i];
                 ::move(OPTIMISER, rule, by, now, mean, square, 4);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) w[4 * n + i] = now[i];  // of what is no weight, too: nobody reads that
+                for (int i = 0; i < 4; ++i) w[4 * n + i] = now[i];  // padding is updated too, but unused
                 if constexpr (OPTIMISER != SGD) store_several(means + n * CREW * 4, mean);
                 if constexpr (OPTIMISER == ADAM) store_several(squares + n * CREW * 4, square);
             }

@@ -1,4 +1,4 @@
-"""Host side of train/layer_parallel/layer_parallel.cu: each layer of a small MLP has blocks that train it."""
+"""Host side of train/layer_parallel/layer_parallel.cu: a persistent kernel with blocks per layer of an MLP."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
 
 ARCHITECTURES = ("sm_90a",)
 SOURCE = Path(__file__).parent / "layer_parallel.cu"
-ROWS, TEAMS = 64, 2  # of a product; four warps each, of a block
-BATCHES = (16, 32, ROWS)  # rows of a step, at most
-STRIP_BYTES = 16 * ROWS  # of 8 columns
-MOST_BYTES = 226 << 10  # of shared memory that is asked for
-MOST_UNITS = 1024  # of a hidden layer, whose numbers lie in registers: half as many of float32
-MOST_OWN = 8  # strips of a product: tiles that a block owns, times the parts of a number
+ROWS, TEAMS = 64, 2  # rows of a gemm; warpgroups per block
+BATCHES = (16, 32, ROWS)  # rows per step, at most
+STRIP_BYTES = 16 * ROWS  # per panel of 8 columns
+MOST_BYTES = 226 << 10  # dynamic shared memory per block
+MOST_UNITS = 1024  # per hidden layer in bf16, held in registers; half as many in a split
+MOST_OWN = 8  # 8-column wgmma tiles: tiles per block times bf16 split terms
 _BUDGET = Budget(registers=255, spill_bytes=320)
-# Of a step on an H200: what it waits for, for each layer and part; each number that a block is given; a further tile of
-# a block, for want of registers. Measured with 784-320-160-10, 16 to 64 rows, in bf16, tf32 and fp32; of 64 rows an
-# epoch took 6.7, 7.8 and 10.4 ms by events, of four networks with two tiles a block 7.7, 9.5 and 16.7, of eight with
-# four 8.8 in bf16. With more than that, by parts of a number, what is spilled was not measured.
+# Step time on an H200: latency per layer and per split term; per element that a block receives; per further tile of a
+# block (register spills). Measured with 784-320-160-10, 16 to 64 rows, in bf16, tf32 and fp32. An epoch with 64 rows
+# took 6.7, 7.8 and 10.4 ms by events; four networks with two tiles per block 7.7, 9.5 and 16.7; eight with four tiles
+# 8.8 in bf16. More tiles per block spill and were not measured.
 _LAYER_US, _PART_US, _NUMBER_US, _OWN_US = 1.37, 0.95, 2.7e-5, 0.7
 _OWN_OF_MANY = {1: 4, 2: 2, 3: 2}
 
 
 @dataclass(frozen=True)
 class ByLayersLowering(TrainLowering):
-    """All steps of a call in one launch. Memory is State by name, as mlp_train's, and besides:
+    """All steps of a call in one launch. Memory is State by name, as for mlp_train, and in addition:
 
-    status (2,) uint32: turns that were taken, and not 0 if a block waited in vain
-    forward<l>, backward<l>, columns<l>: what blocks hand to each other, in places whose last bits say when
-    own_mean<l>, own_square<l>: mean<l> and square<l> as threads have them
+    status (2,) uint32: turns taken, and nonzero after a timeout
+    forward<l>, backward<l>, columns<l>: exchange buffers with in-band phase bits
+    own_mean<l>, own_square<l>: mean<l> and square<l> in register fragment order
     """
 
-    own: int = 1  # tiles of 8 units of a hidden layer that a block has
+    own: int = 1  # tiles of 8 units per block of a hidden layer
     rows: int = ROWS  # one of BATCHES
 
     @cached_property
@@ -81,12 +81,12 @@ class ByLayersLowering(TrainLowering):
 
     @cached_property
     def tiles(self) -> list[int]:
-        """Of hidden layers, the first of which is 1."""
+        """Tiles of 8 units per layer; hidden layers start at index 1."""
         return [0, *(-(-layer.N // UNITS) for layer in self.layers[:-1])]
 
     @cached_property
     def strips(self) -> list[int]:
-        """Of what goes into each layer, and the 1 of its bias: 8 columns each, as many steps of 16 for each team."""
+        """Panels of 8 columns of each layer's input and its bias 1: as many K steps of 16 for each warpgroup."""
         ones = (self.layers[0].D, *(UNITS * count for count in self.tiles[1:]))
         return [round_up(one + 1, 16 * TEAMS) // 8 for one in ones]
 
@@ -95,7 +95,7 @@ class ByLayersLowering(TrainLowering):
         return sum(-(-count // self.own) for count in self.tiles[1:]) + 1
 
     def for_networks(self, count: int) -> Self:
-        """Fewer blocks, each the owner of more, where so many networks should be done sooner by that."""
+        """Use fewer blocks per network, with more tiles each, where that trains `count` networks sooner."""
         best, best_us = self, math.inf
         for own in range(self.own, max(self.own, _OWN_OF_MANY[self.parts]) + 1):
             made = replace(self, own=own)
@@ -106,12 +106,12 @@ class ByLayersLowering(TrainLowering):
 
     @property
     def fits(self) -> bool:
-        """A multiprocessor has room for a block, and for a rule of each layer's."""
+        """Whether an SM holds a block, including the static `rule` of each layer."""
         return self.shared_bytes + RULE_BYTES * len(self.layers) <= self.device.fast_bytes
 
     @property
     def step_us(self) -> float:
-        """What a step should take, of every network of the launch."""
+        """Estimated time per step of all networks of the launch."""
         waits = _LAYER_US * len(self.layers) + _PART_US * (self.parts - 1)
         numbers = self.rows * (self.layers[0].D + (1 + self.parts) * sum(layer.N for layer in self.layers[:-1]))
         return waits + _NUMBER_US * numbers + _OWN_US * self.parts**2 * (self.own - 1)
@@ -120,11 +120,11 @@ class ByLayersLowering(TrainLowering):
 
     def own_memory(self) -> Mapping[str, int]:
         made, kept = {"status": 8}, OPTIMISERS[self.job.optimiser]
-        number = 2 if self.parts == 1 else 4  # bytes
+        number = 2 if self.parts == 1 else 4  # bytes per element
         for i, layer in enumerate(self.layers):
             blocks = -(-self.tiles[i + 1] // self.own) if i < len(self.layers) - 1 else 1
             strips = self.own if i < len(self.layers) - 1 else round_up(layer.N, 16) // 8
-            tiles = round_up(self.strips[i], 8 * TEAMS) // (8 * TEAMS)  # of 64 inputs, of a team
+            tiles = round_up(self.strips[i], 8 * TEAMS) // (8 * TEAMS)  # of 64 inputs, per warpgroup
             for name in ("own_mean", "own_square")[:kept]:
                 made[f"{name}{i}"] = blocks * tiles * strips * 128 * TEAMS * 16
         for i, count in enumerate(self.tiles[1:]):
@@ -136,7 +136,7 @@ class ByLayersLowering(TrainLowering):
 
     @cached_property
     def shared_bytes(self) -> int:
-        """most_bytes of train/layer_parallel/layer_parallel.cu: what the block with the most has."""
+        """most_bytes of train/layer_parallel/layer_parallel.cuh: shared memory of the largest block."""
         L, parts = len(self.layers), self.parts
         ids = 3 * self.rows * 4
         outputs = round_up(self.layers[-1].N, 16) // 8
@@ -154,7 +154,7 @@ class ByLayersLowering(TrainLowering):
             rest += STRIP_BYTES * parts * behind + ids
             rest += output_bytes + max(sums, output_sums) if layer >= L - 2 else sums
             read, twice = self._read_bytes(layer), 0
-            if layer == 1:  # for pixels of the next step
+            if layer == 1:  # double-buffered x
                 left = (MOST_BYTES - max(came + rest, read)) // STRIP_BYTES
                 fixed = round_up(max(self.strips[0] - max(left, 0), 0), 8)
                 twice = max(self.strips[0] - fixed, 0)
@@ -162,7 +162,7 @@ class ByLayersLowering(TrainLowering):
         return most
 
     def _positions(self, layer: int) -> int:
-        """Of what a layer's products go through: units in groups of 32, where they are taken from registers."""
+        """K size of a layer's gemm. A operands from registers round it up to groups of 32 units."""
         if layer == 1 or (self.parts > 1 and layer < len(self.layers)):
             return 8 * self.strips[layer - 1]
         needed = -(-self.tiles[layer - 1] // (4 * TEAMS))
@@ -170,18 +170,18 @@ class ByLayersLowering(TrainLowering):
         return 32 * TEAMS * turns * -(-needed // turns)
 
     def _told_rows(self, i: int) -> int:
-        """Of layer i's weights: inputs, and the last layer's bias."""
+        """Rows of layer i's weights in the exchange: inputs, and the output layer's bias."""
         return UNITS * self.tiles[i] + (i == len(self.layers) - 1)
 
     def _read_bytes(self, layer: int) -> int:
-        """Of what comes in, when gradients are made."""
+        """Shared memory of the input that the dW gemm reads."""
         strips = self.strips[layer - 1]
         return STRIP_BYTES * ((self.parts - 1 if layer > 1 else 0) * strips + round_up(strips, 8 * TEAMS))
 
     # -- launches ------------------------------------------------------------------------------------------------
 
     def graphs_of(self, count: int) -> Sequence[int]:
-        return (0,)  # one for all
+        return (0,)  # one graph for any count
 
     def steps(self, count: int) -> Steps:
         kept = OPTIMISERS[self.job.optimiser]
@@ -213,7 +213,7 @@ class ByLayersLowering(TrainLowering):
 
 
 def make_lowering(chain: Chain, job: Job, device: Device) -> ByLayersLowering | str:
-    """Or why not."""
+    """Returns the lowering, or the reason for a refusal."""
     layers = find_layers(chain)
     if why := why_not_plain(job):
         return why
@@ -249,7 +249,7 @@ class MlpByLayers:
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         chain = trained_chain(net, start, job)
         if chain is None or device.arch not in ARCHITECTURES:
-            return  # why it is not trained mlp_train says
+            return  # mlp_train reports the reason
         lowering = make_lowering(chain, job, device)
         if isinstance(lowering, str):
             yield Refusal(self.name, net.nodes[0].name, lowering)

@@ -1,12 +1,13 @@
-// train/layer_parallel/outputs.cuh: outputs, loss and gradients of a step, which several blocks of train/layer_parallel/layer_parallel.cu work out alike.
+// train/layer_parallel/outputs.cuh: outputs, loss and gradients of a step, recomputed by every block that needs them.
 //
-// Registers   Numbers stay in those that products take them from, and gradients in those that products left them in.
+// Idea    Activations stay in wgmma A fragments and gradients in accumulator fragments, without a pass through shared
+//         memory.
 #pragma once
 
 #include "train/layer_parallel/layer_parallel.cuh"
 
-// Fours of units of a layer's weights w (units, stride), of `rows` inputs from `first` on, as blocks hand them over:
-// take(number among them, four words). D: inputs that there are, and a bias behind the last tile of them
+// Reads the weights w (units, stride) of `rows` inputs from `first` on in the order of the exchange, four units per
+// chunk: take(chunk, four words). D inputs; the bias is input row round_up(D, 8).
 template <class Take>
 __device__ __forceinline__ void read_fours(const float* w, const LayerFacts& facts, int D, int N, int first, int rows,
                                            const Take& take) {
@@ -23,7 +24,7 @@ __device__ __forceinline__ void read_fours(const float* w, const LayerFacts& fac
     }
 }
 
-// R: the block's OutputRoom
+// R: the block's OutputRoom.
 template <class S, class K, class R>
 struct Outputs {
     using Units = typename S::template GivenBy<S::L - 1>;
@@ -32,10 +33,10 @@ struct Outputs {
     const Training<L>& run;
     char* const room;
     const int team;
-    float target[2][COLUMNS];  // of rows g and g + 8 of the warp's 16
+    float target[2][COLUMNS];  // rows g and g + 8 of the warp's 16
     int truth[2];
     Units given;
-    float gradients[2][COLUMNS];      // of outputs
+    float gradients[2][COLUMNS];      // of the outputs
     float loss[2];
     int hit[2];
 
@@ -44,7 +45,7 @@ struct Outputs {
     static __device__ __forceinline__ int row(int h) { return Units::row(h); }
     static __device__ __forceinline__ int column(int i) { return sum_column(i / 2, i); }
 
-    // The last layer's weights, as they are when the launch begins; or as its block told them in the turn before.
+    // Stores a chunk of the output layer's weights: from global memory at launch, later as received from its block.
     __device__ __forceinline__ void put_weights(int piece, const u32 (&four)[4]) const {
         constexpr int FOURS = 2 * S::tiles(L);
         const int unit = piece / FOURS, n = piece % FOURS * 4;
@@ -74,7 +75,7 @@ struct Outputs {
         return weights_post(run, turn).template receive<PIECES, THREADS>(
             PIECES, [](int n) { return n; }, [&](int piece, const u32 (&four)[4]) { put_weights(piece, four); });
     }
-    // ids: of the step's rows
+    // ids: row indices of the step.
     __device__ __forceinline__ void fetch_targets(const u32* ids) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -91,11 +92,11 @@ struct Outputs {
             }
         }
     }
-    // What the last hidden layer gives.
+    // Receives the last hidden layer's activations.
     __device__ __forceinline__ bool receive(u32 turn) {
         return given.receive({run.mine(run.layers[L - 2].forward), S::tiles(L - 1), turn, run.deadline_ms}, team);
     }
-    // Outputs, losses, gradients. All threads come here.
+    // Computes outputs, losses and gradients. All threads of the block must call it.
     __device__ __forceinline__ void make(int rows) {
         float c[PARTS * STRIPS][4];
         given.multiply(c, shared_at(room + R::WEIGHTS), team);
@@ -123,8 +124,8 @@ struct Outputs {
         }
         lose<4, N, K::LOSS, K::of(L)>(gradients, column, {row(0) < rows, row(1) < rows}, slope, target, truth, loss, hit);
     }
-    // Gradients of the last hidden layer, of the team's groups: use(first group, (groups, 4, 4) sums). Of a thread those of
-    // units 2 j and 2 j + 1 of its 8 are (.., j, 2 h) and (.., j, 2 h + 1).
+    // Gradients of the last hidden layer for the warpgroup's groups: use(first group, accumulators (groups, 4, 4)). A
+    // thread's units 2 j and 2 j + 1 of 8 are (.., j, 2 h) and (.., j, 2 h + 1).
     template <class Use>
     __device__ __forceinline__ void make_hidden(const Use& use) const {
         using Told = Strips<R::POSITIONS, false>;
@@ -145,7 +146,7 @@ struct Outputs {
 #pragma unroll
             for (int m = 0; m < AT_ONCE; ++m) {
 #pragma unroll
-                for (int both = PARTS - 1; both >= 0; --both)  // the small ones first
+                for (int both = PARTS - 1; both >= 0; --both)  // smallest term products first
 #pragma unroll
                     for (int i = 0; i <= both; ++i) {
                         const Told told(shared_at(room + R::WEIGHTS + (both - i) * R::WEIGHT_PART) + Units::group(first + m, team) * 4 * 128);

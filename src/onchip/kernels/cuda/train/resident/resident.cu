@@ -1,30 +1,20 @@
-// train/resident/resident.cu: training of an MLP by blocks that stay on the chip, step after step, weights in shared memory.
+// train/resident/resident.cu: persistent kernel that trains a small MLP with its weights resident in shared memory.
 //
-// Idea    Of each hidden layer a block owns tiles of 8 units: their weights, and those by which the next layer reads
-//         them. In a step every block makes what its units give, and all hand that to each other through L2, layer by
-//         layer. Of the last layer a block takes a few rows: outputs, loss, gradients back to the last hidden layer,
-//         which it hands to all; from there each works out its own units' gradients and those of its own weights, and
-//         moves them on the spot. Rows of the next step are on their way meanwhile. A larger batch is two groups' of
-//         blocks, who own the same and add up their gradients. Weights are read when a launch begins and written when
-//         it ends, many steps later. Networks that are alike train side by side, along y of the grid; where many wait,
-//         each has fewer blocks, which own more.
-// Floor   784-320-160-10, batch 64: 85 Mflop a step, 2 us of 40 multiprocessors' mma.sync in tf32; 120 KB of
-//         activations to each block, 1.1 us at 109 B/ns; four exchanges, 0.7 us each from store to load. What keeps it
-//         five times above: each exchange ends a phase of few instructions a warp, whose latencies add up. Four such
-//         networks of 2 x 14 blocks fill the chip: by the planner's estimate, 1.75 times the time of one with 2 x 40.
-// Order   Sums over inputs: chunks of 16 k's, warps by turns, then the warps' parts first to last. Gradients over
-//         rows: chunks of 16, first to last, then both groups. It depends on the network and the batch alone, not on
-//         how many blocks a network has: ALONE is how many it would have by itself, whose room decides.
-// Layout  x (n, x_stride): bytes k that mean k * scale, or floats; rows begin at multiples of 16 bytes. w, mean and
-//         square as train/large_batch/launches.cu has them; own_mean and own_square lie alike.
-// Shared  train/resident/resident.cuh's Room: rows, activations of all hidden layers, the block's weights.
-// Limits  2 to 15 layers, at most 32 outputs and 128 rows; what does not fit a multiprocessor is train/large_batch/launches.cu's. All
-//         blocks are there at a time (cooperative launch), and each owns a tile of some layer: who owns none would not
-//         be waited for. Of what is handed over the last bit is lost. A number that does not come before the deadline
-//         ends all blocks.
+// Idea    A block owns tiles of 8 units of every hidden layer: their weight rows, and the next layer's weight columns.
+//         Layer by layer, blocks compute their units and all-gather activations through L2 (Exchange), without a grid
+//         barrier. Each block computes the output layer for a few rows and broadcasts their loss and gradients, then
+//         updates its own weights. The next rows load meanwhile. A larger batch uses two groups of blocks that own the
+//         same units and add up their gradients. Many networks in one launch have fewer blocks each.
+// Floor   784-320-160-10, batch 64: 85 Mflop per step, 2 us of tf32 mma.sync on 40 SMs; 120 KB of activations per
+//         block, 1.1 us at 109 B/ns; four exchanges of 0.7 us. It takes 5x that: the phases are latency-bound.
+// Order   K chunks of 16, split-K over warps; dW adds 16 rows at a time, then groups. ALONE sets the splits.
+// Layout  x (n, x_stride): uint8 k is k * scale, or float32; rows 16 B aligned. w, mean, square as in
+//         train/large_batch/launches.cu. Exchanged values lose their lowest bit.
+// Limits  2 to 15 layers, at most 32 outputs and 128 rows, in shared memory. Cooperative launch, one network per
+//         blockIdx.y. Every block must own a tile, or nothing waits for it. A wait past the deadline ends all blocks.
 #include "train/resident/step.cuh"
 
-// Weights and biases from memory, or back: who owns them, and of the last layer's biases the first block, writes.
+// Loads weights and biases, or stores them if is_back. Owners store; block 0 stores the output layer's biases.
 template <class X, class Net, int ROWS, int BLOCKS, int l>
 __device__ __forceinline__ void move_weights(const Run<Net::LAYERS>& run, float* room, bool is_back) {
     using R = Room<X, Net, ROWS, BLOCKS>;
@@ -33,7 +23,7 @@ __device__ __forceinline__ void move_weights(const Run<Net::LAYERS>& run, float*
     const LayerFacts& facts = run.facts[l - 1];
     float *const weights = room + R::weights(l), *const biases = room + R::biases(l);
     const int block = static_cast<int>(blockIdx.x) % BLOCKS;
-    if (is_back && blockIdx.x >= BLOCKS) return;  // all groups have the same
+    if (is_back && blockIdx.x >= BLOCKS) return;  // groups hold identical weights
     const auto copy = [=](float& there, float& here) {
         if (is_back) there = here;
         else here = there;
@@ -45,7 +35,7 @@ __device__ __forceinline__ void move_weights(const Run<Net::LAYERS>& run, float*
         if (is_back && l == L && (k < D || block > 0)) continue;
         float& here = k < D ? weights[row * R::pitch(l - 1) + k] : biases[row];
         copy(state.w[static_cast<long long>(unit) * facts.stride + k], here);
-        if (l == L && k < D && !is_back) here = Exchange::sent(here);  // as those that move will be told
+        if (l == L && k < D && !is_back) here = Exchange::sent(here);  // rounded as exchanged weights are
     }
     if constexpr (l == L) {
         for (int n = threadIdx.x; n < N && (!is_back || block == 0); n += TEAM) {
@@ -68,7 +58,7 @@ __device__ __forceinline__ void move_weights(const Run<Net::LAYERS>& run, float*
     }
 }
 
-// -- all of it -------------------------------------------------------------------------------------------------------
+// -- kernel ----------------------------------------------------------------------------------------------------------
 
 template <class P, class X, int GROUPS, int ROWS, int BLOCKS, int ALONE, u32 OPTIMISER, unsigned long long CODES,
           int... W>
@@ -79,7 +69,7 @@ __global__ void __launch_bounds__(TEAM, 1) train_resident(const __grid_constant_
     using B = Blocks<P, X, Net, K, ROWS, BLOCKS, ALONE, OPTIMISER>;
     constexpr int L = Net::LAYERS, LANES = B::LANES, N = Net::at(L);
     extern __shared__ float room[];
-    __shared__ Rule rule;  // of the turn: who reads it from memory waits
+    __shared__ Rule rule;  // of the step; hides the global load latency
     u32* const ids = reinterpret_cast<u32*>(room) + R::IDS;
     u32* const status = run.mine(run.status);
     const long long *const progress = run.mine(run.progress), *const order = run.mine(run.order);
@@ -87,7 +77,7 @@ __global__ void __launch_bounds__(TEAM, 1) train_resident(const __grid_constant_
     const int group = static_cast<int>(blockIdx.x) / BLOCKS;
     const bool is_teller = blockIdx.x % BLOCKS == 0;
     const long long first_step = progress[0], all = progress[1], steps = (all + run.batch - 1) / run.batch;
-    // A network without a step in this launch: its blocks wait for no other, so none may store what another still loads.
+    // A network without a step in this launch returns: its blocks do not wait, so their stores could race with loads.
     if (first_step >= steps) return;
     const auto read_ids = [&](long long step) -> u32 {
         const Turn<ROWS> turn(step, run.batch, all, group);
@@ -110,9 +100,9 @@ __global__ void __launch_bounds__(TEAM, 1) train_resident(const __grid_constant_
 #pragma unroll 1
     for (long long step = first_step; step < steps; ++step) {
         const Turn<ROWS> now(step, run.batch, all, group), then(step + 1, run.batch, all, group);
-        if (threadIdx.x == 0) rule = run.mine(run.rules)[step];  // nobody has read the last one since all waited
+        if (threadIdx.x == 0) rule = run.mine(run.rules)[step];  // the previous Rule is no longer read
         const u32 coming = threadIdx.x < ROWS ? read_ids(step + 2) : 0;
-        const int row = here.block * R::HEAD_ROWS + threadIdx.x / LANES;  // of the loss
+        const int row = here.block * R::HEAD_ROWS + threadIdx.x / LANES;  // row of the loss
         const long long id = ids[step % 3 * ROWS + (row < ROWS ? row : 0)];
         float target[1][B::TARGETS] = {};
         int truth[1] = {};
@@ -146,14 +136,14 @@ __global__ void __launch_bounds__(TEAM, 1) train_resident(const __grid_constant_
         if (is_well) is_well = sums.backward(here, rule);
         const Partners<BLOCKS, AllSums::PIECES> partners = {run.mine(run.parts), here.turn, run.deadline_ms, group, here.block};
         if (GROUPS > 1 && is_well) sums.send(partners);
-        __syncthreads();  // rows have been read
+        __syncthreads();  // x has been read
         next.keep(room);
         if constexpr (GROUPS > 1) {
             static_assert(GROUPS == 2 && OPTIMISER == SGD, "groups would share what other optimisers keep");
             if (is_well) is_well = !__syncthreads_or(!sums.add_up(partners, here, rule));
             if (is_well) sums.tell_weights(here);
         }
-        if (!is_well) {  // all threads of the block know
+        if (!is_well) {  // block-uniform
             if (threadIdx.x == 0) status[1] = 1;
             return;
         }
@@ -162,5 +152,5 @@ __global__ void __launch_bounds__(TEAM, 1) train_resident(const __grid_constant_
         __syncthreads();
     }
     move_weights<X, Net, ROWS, BLOCKS, L>(run, room, true);
-    if (blockIdx.x == 0 && threadIdx.x == 0) status[0] = here.turn;  // all have read it: they took turns
+    if (blockIdx.x == 0 && threadIdx.x == 0) status[0] = here.turn;  // every block has read it by now
 }

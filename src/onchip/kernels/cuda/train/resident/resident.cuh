@@ -1,13 +1,12 @@
-// train/resident/resident.cuh: what train/resident/resident.cu is made of: where things lie in shared memory, products of small tiles, and
-// numbers that blocks hand to each other.
+// train/resident/resident.cuh: shared memory layout, small-tile gemms and the exchange of train/resident/resident.cu.
 #pragma once
 
 #include "train/large_batch/epilogue.cuh"
 
 constexpr int TEAM = 512, TEAM_WARPS = TEAM / 32;
-constexpr int MOST_FLOATS = (226 << 10) / 4, MOST_PARTS = 8192;  // of a block; of parts of sums
+constexpr int MOST_FLOATS = (226 << 10) / 4, MOST_PARTS = 8192;  // per block; of split-K partial sums
 
-// 784-320-160-10 is Widths<784, 320, 160, 10>. Layer l goes from at(l - 1) to at(l).
+// Layer widths: 784-320-160-10 is Widths<784, 320, 160, 10>. Layer l maps at(l - 1) inputs to at(l) outputs.
 template <int... W>
 struct Widths {
     static constexpr int LAYERS = sizeof...(W) - 1;
@@ -17,7 +16,7 @@ struct Widths {
     }
 };
 
-// Activations that can be trained, by their code in Activation.
+// Trainable activations, by their Activation code.
 template <u32 CODE>
 __device__ __forceinline__ float activate(float v, float slope) {
     const Activation activation = {CODE, slope, 0.0f};  // the compiler keeps one case
@@ -26,47 +25,47 @@ __device__ __forceinline__ float activate(float v, float slope) {
 
 // -- shared memory ---------------------------------------------------------------------------------------------------
 
-// Offsets in floats. Rows are 4 floats longer than their chunks, bytes 8: lanes that read together meet other banks.
+// Offsets in floats. Row pitches add 4 floats (8 bytes for uint8) to avoid bank conflicts.
 template <class X, class Net, int ROWS, int BLOCKS>
 struct Room {
     static constexpr int L = Net::LAYERS;
-    static constexpr int HEAD_ROWS = (ROWS + BLOCKS - 1) / BLOCKS;  // of which a block works out the loss
+    static constexpr int HEAD_ROWS = (ROWS + BLOCKS - 1) / BLOCKS;  // rows per block of output layer and loss
     static constexpr int X_PITCH = round_up(Net::at(0), 16) + (sizeof(X) == 1 ? 8 : 4);
     static constexpr int X_FLOATS = ROWS * X_PITCH * static_cast<int>(sizeof(X)) / 4;
-    static constexpr int TOLD = Net::at(L) + 2;  // numbers that are told of a row: gradients of outputs, loss, hit
+    static constexpr int TOLD = Net::at(L) + 2;  // values broadcast per row: output gradients, loss, correct
 
     static __device__ constexpr int tiles(int l) { return ((l < L ? Net::at(l) : TOLD) + 7) / 8; }
-    // Tiles of 8 units of a hidden layer that a block owns, at most.
+    // Most tiles of 8 units of a hidden layer per block.
     static __device__ constexpr int own(int l) { return (tiles(l) + BLOCKS - 1) / BLOCKS; }
     static __device__ constexpr int pitch(int l) { return round_up(l < L ? Net::at(l) : TOLD, 16) + 4; }
     static __device__ constexpr int weight_rows(int l) { return l < L ? 8 * own(l) : Net::at(L); }
 
-    // (ROWS, pitch(l)): what hidden layer l gives, then the gradient by what goes into its activation; of the last
-    // hidden layer the gradient alone.
+    // (ROWS, pitch(l)): activations of hidden layer l, then gradients by its pre-activations. For the last hidden
+    // layer, gradients only.
     static __device__ constexpr int values(int l) {
         int at = X_FLOATS;
         for (int i = 1; i < l; ++i) at += ROWS * pitch(i);
         return at;
     }
-    // (weight_rows(l), pitch(l - 1)): of the units that the block owns. Of the last layer a copy of all, as it was
-    // when the turn began.
+    // (weight_rows(l), pitch(l - 1)): weight rows of own units. For the output layer a copy of all, as of the start of
+    // the step.
     static __device__ constexpr int weights(int l) {
         int at = values(L);
         for (int i = 1; i < l; ++i) at += weight_rows(i) * pitch(i - 1);
         return at;
     }
-    // (8 own(l - 1), pitch(l)): layer l's weights, of the inputs that the block owns; 2 <= l.
+    // (8 own(l - 1), pitch(l)): layer l's weight columns of own inputs; 2 <= l.
     static __device__ constexpr int columns(int l) {
         int at = weights(L + 1);
         for (int i = 2; i < l; ++i) at += 8 * own(i - 1) * pitch(i);
         return at;
     }
-    // (ROWS, pitch(L)): what is told of rows. Before: (HEAD_ROWS, pitch(L - 1)) of the last hidden layer, then
-    // (HEAD_ROWS, pitch(L)).
+    // (ROWS, pitch(L)): values broadcast per row. Before that, (HEAD_ROWS, pitch(L - 1)) activations of the last hidden
+    // layer and (HEAD_ROWS, pitch(L)) outputs.
     static constexpr int OUTPUTS = columns(L + 1);
     static constexpr int HEAD_FLOATS = HEAD_ROWS * (pitch(L - 1) + pitch(L));
     static constexpr int OUTPUT_FLOATS = ROWS * pitch(L) > HEAD_FLOATS ? ROWS * pitch(L) : HEAD_FLOATS;
-    // (ROWS, own_pitch(l)): of the units that the block owns, what the last hidden layer gives, then gradients.
+    // (ROWS, own_pitch(l)): own units' activations of the last hidden layer, then own gradients.
     static __device__ constexpr int own_pitch(int l) { return 8 * own(l) + 2; }
     static constexpr int OWN = OUTPUTS + OUTPUT_FLOATS;
     static __device__ constexpr int own_floats() {
@@ -79,8 +78,8 @@ struct Room {
         for (int i = 1; i < l; ++i) at += weight_rows(i);
         return at;
     }
-    static constexpr int IDS = biases(L + 1);  // (3, ROWS) of three turns
-    // Parts of sums, as many as there is room for; else those of own units lie where outputs are.
+    static constexpr int IDS = biases(L + 1);  // (3, ROWS): row indices of three steps
+    // Split-K partial sums, as many as fit. If too few fit, own_units() reuses OUTPUTS.
     static constexpr int PARTS = round_up(IDS + 3 * ROWS, 4);
     static constexpr int LEFT = MOST_FLOATS - PARTS < 0 ? 0 : MOST_FLOATS - PARTS;
     static constexpr int PART_FLOATS = LEFT < MOST_PARTS ? LEFT / 128 * 128 : MOST_PARTS;
@@ -90,9 +89,9 @@ struct Room {
     static constexpr int SOME_FLOATS = HAS_PARTS ? PART_FLOATS : ROWS * pitch(L);
 };
 
-// -- products --------------------------------------------------------------------------------------------------------
+// -- gemms -----------------------------------------------------------------------------------------------------------
 
-// totals (rows 2 t and 2 t + 1 of a, all columns of b) += a b over 16 k's.
+// totals (rows 2 t and 2 t + 1 of a, all columns of b) += a b over 16 K elements.
 template <class P, int R, bool IS_EXACT>
 __device__ __forceinline__ void add_chunk(float (&totals)[4], const Words<P, R, IS_EXACT>& a, int t,
                                           const Words<P, 1>& b) {
@@ -115,14 +114,14 @@ __device__ __forceinline__ void add_chunk(float (&totals)[4], const Words<P, R, 
             mma<P>(totals, x, y0, y1);
         }
     }
-    // A tensor core cuts sums off where float32 ends, a share that fp32 would notice.
+    // Tensor cores truncate accumulators; in fp32 that error would show, so chunks are summed with FADD.
     if constexpr (is_same<P, Fp32>) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) totals[i] += sums[0][i] + sums[STEPS - 1][i];
     }
 }
 
-// Four neighbours: bytes as whole numbers.
+// Loads four adjacent values; uint8 converts to float.
 __device__ __forceinline__ void load_four(float (&v)[4], const float* from) {
     const float4 four = load4(from);
     v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
@@ -133,8 +132,8 @@ __device__ __forceinline__ void load_four(float (&v)[4], const unsigned char* fr
     for (int i = 0; i < 4; ++i) v[i] = __uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 + i)) - 8388608.0f;
 }
 
-// How many warps share a sum: no more than there are chunks, and room for the parts of a tile. It is the order of a sum,
-// so it is asked for one tile, whatever number of them a block owns.
+// Warps per split-K sum: at most the number of K chunks, and what the partial sums have space for. It fixes the
+// reduction order, so it is computed for one tile, however many a block owns.
 __device__ constexpr int splits_of(int row_tiles, int chunks, int room_floats) {
     int splits = TEAM_WARPS / row_tiles;
     if (splits > chunks) splits = chunks;
@@ -146,8 +145,8 @@ __device__ constexpr int shares_of(int chunks, int room_tiles) {
     return shares < room_tiles ? shares : room_tiles;
 }
 
-// How NT tiles are gone through: SIDE by side, by other warps, and DEEP by the same ones, which read `a` once for them.
-// most: tiles that there is room for, of the parts of their sums
+// Schedule of NT tiles: SIDE tiles by different warps, DEEP tiles by the same warps, which load `a` once for them.
+// MOST: tiles whose partial sums fit
 template <int NT, int TEAMS, int MOST, int DEEPEST>
 struct TileTurns {
     static constexpr int SIDE_ROOM = TEAMS < MOST ? TEAMS : MOST, SIDE = SIDE_ROOM < NT ? SIDE_ROOM : NT;
@@ -155,9 +154,9 @@ struct TileTurns {
     static constexpr int DEEP = ROUNDS < DEEP_ROOM ? ROUNDS : DEEP_ROOM, TILES = SIDE * DEEP;
 };
 
-// a (16 RT rows, CHUNKS chunks) times 8 NT rows of b. SPLITS warps share the sums of 16 x 8 numbers. finish(row, column,
-// four): of rows `row` and `row` + 1, columns `column` and + 1, by lane.
-// parts  room for (SPLITS - 1) x RT x 128 floats of each of ROOM tiles
+// a (16 RT rows, CHUNKS chunks) times 8 NT rows of b; SPLITS warps share each 16 x 8 tile (split-K). Per lane
+// finish(row, column, four) receives rows `row` and + 1, columns `column` and + 1.
+// parts  (SPLITS - 1) x RT x 128 floats for each of ROOM tiles
 template <class P, int RT, int NT, int SPLITS, int CHUNKS, int ROOM, class A, class Finish>
 __device__ __forceinline__ void multiply_rows(const A* a, int a_pitch, const float* b, int b_pitch, float* parts,
                                               const Finish& finish) {
@@ -189,7 +188,7 @@ __device__ __forceinline__ void multiply_rows(const A* a, int a_pitch, const flo
             }
         }
         float* const mine = parts + (share - 1) * ITEMS * DEEP * 128 + item * 128 + lane * 4;
-        if (SPLITS > 1 && first > 0) __syncthreads();  // the parts before have been added up
+        if (SPLITS > 1 && first > 0) __syncthreads();  // previous partial sums have been read
         if (share > 0 && share < SPLITS) {
 #pragma unroll
             for (int j = 0; j < DEEP; ++j) store_several(mine + j * ITEMS * 128, totals[j]);
@@ -211,9 +210,9 @@ __device__ __forceinline__ void multiply_rows(const A* a, int a_pitch, const flo
     }
 }
 
-// The same, where a warp takes all rows of 8 columns: what it makes of b serves all of them. Every warp has a part, and a
-// thread adds up one number's: finish(row, column, sum).
-// parts  room for SPLITS x RT x 128 floats of each of ROOM tiles
+// Same gemm, but a warp computes all rows of 8 columns, so it converts b once. Every warp stores partial sums, and a
+// thread reduces one element: finish(row, column, sum).
+// parts  SPLITS x RT x 128 floats for each of ROOM tiles
 template <class P, int RT, int NT, int SPLITS, int CHUNKS, int ROOM, class A, class Finish>
 __device__ __forceinline__ void multiply_columns(const A* a, int a_pitch, const float* b, int b_pitch, float* parts,
                                                  const Finish& finish) {
@@ -226,7 +225,7 @@ __device__ __forceinline__ void multiply_columns(const A* a, int a_pitch, const 
 #pragma unroll 1
     for (int first = 0; first < NT; first += Turns::TILES) {
         const int tile = first + warp % SIDE;
-        if (first > 0) __syncthreads();  // the parts before have been added up
+        if (first > 0) __syncthreads();  // previous partial sums have been read
         if (share < SPLITS) {
             const float* const of_b = b + (tile * 8 + g) * b_pitch + 4 * q;
             float totals[DEEP][RT][4] = {};
@@ -256,7 +255,7 @@ __device__ __forceinline__ void multiply_columns(const A* a, int a_pitch, const 
         }
         __syncthreads();
         for (int at = threadIdx.x; at < NUMBERS; at += TEAM) {
-            const int within = at % 128, item = at / 128, made = first + item / RT;  // within: 4 * lane + number
+            const int within = at % 128, item = at / 128, made = first + item / RT;  // within: 4 * lane + element
             if (made >= NT) break;
             float sum = parts[at];
 #pragma unroll
@@ -266,9 +265,9 @@ __device__ __forceinline__ void multiply_columns(const A* a, int a_pitch, const 
     }
 }
 
-// -- blocks that hand numbers to each other --------------------------------------------------------------------------
+// -- exchange between blocks -----------------------------------------------------------------------------------------
 
-// For a stress test, compiled with -DRANDOM_DELAYS: whoever sends or looks may come late, some warps by two microseconds.
+// For stress tests (-DRANDOM_DELAYS): delays sends and polls of some warps by up to two microseconds.
 __device__ __forceinline__ void delay() {
 #ifdef RANDOM_DELAYS
     u32 now;
@@ -278,18 +277,19 @@ __device__ __forceinline__ void delay() {
 #endif
 }
 
-// The last bit of a number says which turn it is of: whoever waits for it looks until the bit is right. A place is used
-// every second turn, and its bit is another each time. So a number is there when it is seen, without flags or fences.
+// A double buffer in L2 with in-band flags, as in NCCL's LL protocol: the lowest bit of each float is a phase bit, and
+// the receiver polls until it matches. A slot is reused every second turn with the opposite bit, so no flags or fences
+// are needed.
 struct Exchange {
-    float* at;  // (2, tiles, 2, ROWS, 4): of each tile of 8 units the first and the last four
+    float* at;  // (2, tiles, 2, ROWS, 4): buffer, tile of 8 units, half of the tile
     u32 turn;
 
     __device__ __forceinline__ u32 bit() const { return 1 ^ (turn >> 1 & 1); }
 
-    // What arrives of a number.
+    // Value after the exchange: the lowest bit is cleared.
     static __device__ __forceinline__ float sent(float v) { return __uint_as_float(__float_as_uint(v) & ~1u); }
 
-    // Of a hidden layer's unit.
+    // Sends one unit of a row.
     template <int ROWS, int TILES>
     __device__ __forceinline__ void send(int unit, int row, float v) const {
         float* const to = at + ((((turn & 1) * TILES * 2) + unit / 4) * ROWS + row) * 4 + unit % 4;
@@ -304,12 +304,12 @@ struct Exchange {
     __device__ __forceinline__ bool is_there(const u32 (&v)[4]) const {
         return ((bit() ? v[0] & v[1] & v[2] & v[3] : ~(v[0] | v[1] | v[2] | v[3])) & 1) != 0;
     }
-    // TAKEN rows from `first_row` on, of all tiles, to `to` (TAKEN, pitch). False: they did not come before the deadline.
+    // Receives TAKEN rows from `first_row` on, all tiles, to `to` (TAKEN, pitch). Returns false on timeout.
     template <int ROWS, int TILES, int TAKEN = ROWS>
     __device__ __forceinline__ bool receive(float* to, int pitch, u32 deadline_ms, int first_row = 0) const {
         constexpr int PIECES = TILES * 2 * TAKEN, AT_ONCE = PIECES <= TEAM ? 1 : 5;
         const float* const from = at + (turn & 1) * TILES * 2 * ROWS * 4;
-        const auto place = [=](int piece) {  // the last row once more, where there is none
+        const auto place = [=](int piece) {  // clamped to the last row
             const int row = first_row + piece % TAKEN;
             return from + (piece / TAKEN * ROWS + (row < ROWS ? row : ROWS - 1)) * 4;
         };
@@ -352,11 +352,10 @@ struct Exchange {
     }
 };
 
-// Two blocks that own the same units, each for other rows, one of each group: they add up their gradients, thread by
-// thread.
+// Gradient sum of two blocks, one per group, that own the same units for different rows.
 template <int BLOCKS, int PIECES>
 struct Partners {
-    float* at;  // (2, 2, BLOCKS, PIECES, TEAM, 4): by turns, by groups
+    float* at;  // (2, 2, BLOCKS, PIECES, TEAM, 4): buffer, group
     u32 turn, deadline_ms;
     int group, block;
 
@@ -373,8 +372,8 @@ struct Partners {
         asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};"
                      :: "l"(place(group, piece)), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
     }
-    // COUNT pieces of the other group's, of `left` that there are, all asked for at once. False: one did not come before
-    // the deadline.
+    // Receives up to `left` of COUNT chunks from the other group, all loads in flight at once. Returns false on
+    // timeout.
     template <int COUNT>
     __device__ __forceinline__ bool receive(u32 (&v)[COUNT][4], int first, int left) const {
         const Exchange exchange = {at, turn};
@@ -399,7 +398,7 @@ struct Partners {
 
 // -- gradients -------------------------------------------------------------------------------------------------------
 
-// 4 neighbours of a row, or 2.
+// Loads 4 or 2 adjacent values of a row.
 template <int R, class A>
 __device__ __forceinline__ void load_across(float (&v)[R], const A* from) {
     if constexpr (R == 4) {
@@ -410,14 +409,14 @@ __device__ __forceinline__ void load_across(float (&v)[R], const A* from) {
     }
 }
 
-// Sums over rows of a batch of a (rows, INPUTS) times dz (rows, UNITS): a warp's tiles of 8 R inputs x 8 units.
+// dW fragment: a (rows, INPUTS) transposed times dz (rows, UNITS), a warp's tiles of 8 R inputs x 8 units.
 // sums[i][t][2 h + w] is at input 8 R tile + R g + 2 t + h, unit 2 q + w.
 template <class P, int R, int INPUTS, int UNITS>
 struct Gradients {
     static constexpr int DOWN = (INPUTS + 8 * R - 1) / (8 * R), ITEMS = DOWN * ((UNITS + 7) / 8);
     static constexpr int COUNT = (ITEMS + TEAM_WARPS - 1) / TEAM_WARPS;
     float sums[COUNT][R / 2][4];
-    float shifts[COUNT];  // gradients of biases: of unit g, in the tiles of the first inputs
+    float shifts[COUNT];  // bias gradients of unit g, in tiles of the first inputs
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -429,7 +428,7 @@ struct Gradients {
     }
     static __device__ __forceinline__ int item(int i) { return threadIdx.x / 32 + i * TEAM_WARPS; }
 
-    // In fours, for Partners: the sums, then the biases' gradients.
+    // Chunks of four for Partners: the sums, then the bias gradients.
     static constexpr int NUMBERS = COUNT * (2 * R + 1), PIECES = (NUMBERS + 3) / 4;
     __device__ __forceinline__ float& number(int i) {
         const int count = COUNT * R * 2;
@@ -446,10 +445,10 @@ struct Gradients {
             partners.send(first + i, four);
         }
     }
-    // The sums of both groups: the same numbers in both, whichever adds which.
+    // Sums both groups. Addition commutes, so both get identical results.
     template <class Partners>
     __device__ __forceinline__ bool add_up(const Partners& partners, int first) {
-        constexpr int AT_ONCE = PIECES < 6 ? PIECES : 6;  // registers for more would be missed elsewhere
+        constexpr int AT_ONCE = PIECES < 6 ? PIECES : 6;  // more would spill
         bool all = true;
 #pragma unroll
         for (int begin = 0; begin < PIECES; begin += AT_ONCE) {

@@ -1,4 +1,4 @@
-"""Host side of train/resident/resident.cu: blocks that stay on the chip train a small MLP."""
+"""Host side of train/resident/resident.cu: a persistent kernel that trains a small MLP in shared memory."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
 
 ARCHITECTURES = ("sm_90a", "sm_100")  # with 227 KB of shared memory
 SOURCE = Path(__file__).parent / "resident.cu"
-TEAM, WARPS = 512, 16  # threads and warps of a block
-UNITS = 8  # of a tile that a block owns
+TEAM, WARPS = 512, 16  # threads and warps per block
+UNITS = 8  # per tile that a block owns
 MOST_OUTPUTS, MOST_LAYERS = 32, 15
-ROWS = (16, 32, 64)  # of a group, at most so many
-MOST_BYTES = 226 << 10  # of shared memory that is asked for
-MOST_PARTS = 8192  # floats of parts of sums
-RULE_BYTES = 32  # of a step's, which the kernel has in shared memory besides
-DEADLINE_MS = 10_000  # that a block waits for the others
-_BUDGET = Budget(registers=128, spill_bytes=640)  # what waits while blocks wait for each other
-_OWNERS_BUDGET = Budget(registers=128, spill_bytes=960)  # of blocks that own more than alone
-# Measured on an H200 with 784-320-160-10, us a step: 10.2 to 11 with 16 rows, 20 to 23 with 64, 17.7 to 19.6 with two
+ROWS = (16, 32, 64)  # per group, at most
+MOST_BYTES = 226 << 10  # dynamic shared memory per block
+MOST_PARTS = 8192  # floats of split-K partial sums
+RULE_BYTES = 32  # static shared memory of the step's Rule
+DEADLINE_MS = 10_000  # longest wait for another block
+_BUDGET = Budget(registers=128, spill_bytes=640)  # spills happen around exchange waits
+_OWNERS_BUDGET = Budget(registers=128, spill_bytes=960)  # for blocks that own more tiles than a network alone has
+# Measured on an H200 with 784-320-160-10, us per step: 10.2 to 11 with 16 rows, 20 to 23 with 64, 17.7 to 19.6 with two
 # groups of 32.
 _STEP_US, _LAYER_US, _GROUP_US = 1.0, 2.1, 4.5
-_NUMBER_US = {"fp32": 8.3e-5, "tf32": 7e-5, "bf16": 6.6e-5, "fp16": 6.6e-5}  # a row's number that a block reads
+_NUMBER_US = {"fp32": 8.3e-5, "tf32": 7e-5, "bf16": 6.6e-5, "fp16": 6.6e-5}  # per element of a row that a block reads
 
 
 @dataclass(frozen=True)
 class ResidentLowering(TrainLowering):
-    """All steps of a call in one launch. Memory is State by name, as mlp_train's, and besides:
+    """All steps of a call in one launch. Memory is State by name, as for mlp_train, and in addition:
 
-    status (2,) uint32: turns that were taken, and not 0 if a block waited in vain
+    status (2,) uint32: turns taken, and nonzero after a timeout
     step_losses, step_hits (steps, groups)
-    forward<l>, backward<l>, exchanged, float32: what blocks hand to each other, in places whose last bits say when
-    own_mean<l>, own_square<l>, as mean<l> and square<l>; of the last layer (blocks, N)
+    forward<l>, backward<l>, exchanged, float32: exchange buffers with in-band phase bits
+    own_mean<l>, own_square<l>, as mean<l> and square<l>; for the output layer (blocks, N)
     """
 
-    groups: int = 1  # of blocks, each for other rows
-    rows: int = 16  # of a step, for each group
-    blocks: int = 1  # of a group
-    alone: int = 1  # of a group of a network that has the chip to itself: the order of sums is theirs
+    groups: int = 1  # groups of blocks, each with its own rows
+    rows: int = 16  # per step and group
+    blocks: int = 1  # per group
+    alone: int = 1  # blocks per group of a network that trains alone: sets the reduction order
 
     @cached_property
     def byte_rows(self) -> ByteRows | None:
@@ -79,7 +79,7 @@ class ResidentLowering(TrainLowering):
         return f"chunks of 16 terms, {WARPS} warps by turns; gradients over rows, {self.groups} groups"
 
     def for_networks(self, count: int) -> Self:
-        """Fewer blocks, each the owner of more, where so many networks should be done sooner by that."""
+        """Use fewer blocks per network, with more tiles each, where that trains `count` networks sooner."""
         best, best_us = self, math.inf
         for blocks in sorted({_blocks_of(self._hidden_tiles, most) for most in range(1, max(self._hidden_tiles) + 1)}):
             made = replace(self, blocks=min(blocks, self.alone))
@@ -90,14 +90,14 @@ class ResidentLowering(TrainLowering):
 
     @property
     def step_us(self) -> float:
-        """What a step should take, of every network of the launch. The more a block owns, the longer it multiplies."""
-        numbers = 2 * self.layers[0].D + 3 * sum(layer.N for layer in self.layers[:-1])  # of a row, to a block
+        """Estimated time per step of all networks of the launch. Gemm time grows with the tiles per block."""
+        numbers = 2 * self.layers[0].D + 3 * sum(layer.N for layer in self.layers[:-1])  # per row and block
         waits_us = _STEP_US + _LAYER_US * len(self.layers) + _GROUP_US * (self.groups - 1)
         return waits_us + _NUMBER_US[self.job.precision] * self.rows * numbers * self.alone / self.blocks
 
     @property
     def fits(self) -> bool:
-        """A multiprocessor has room for a block, and that for the parts of a tile's sums that the order asks for."""
+        """Whether an SM holds a block, and its partial sums the split-K that the reduction order needs."""
         row_tiles, room = self.rows // 16, replace(self, blocks=self.alone)._part_floats
         for layer in self.layers[1:-1]:
             splits = min(WARPS // row_tiles, -(-layer.N // 16), 1 + room // (row_tiles * 128))
@@ -106,7 +106,7 @@ class ResidentLowering(TrainLowering):
         return self.shared_bytes + RULE_BYTES <= self.device.fast_bytes
 
     def own(self, layer: int) -> int:
-        """Units of a hidden layer, the first being 1, that a block owns, at most."""
+        """Most units per block of a hidden layer; hidden layers start at 1."""
         return UNITS * -(-self._tiles(layer) // self.blocks)
 
     def _tiles(self, layer: int) -> int:
@@ -126,7 +126,7 @@ class ResidentLowering(TrainLowering):
         last, kept = len(self.layers) - 1, OPTIMISERS[self.job.optimiser]
         made = {"status": 8, "exchanged": 4 * self._exchanged_floats}
         for i, layer in enumerate(self.layers):
-            units = round_up(layer.N + (2 if i == last else 0), UNITS)  # beside a row's gradients: its loss, and a hit
+            units = round_up(layer.N + (2 if i == last else 0), UNITS)  # and a row's loss and correctness
             made[f"forward{i}"] = made[f"backward{i}"] = 4 * self.groups * 2 * self.rows * units
             if i == last:
                 made[f"backward{i}"] = 4 * self.groups * 2 * layer.N * round_up(layer.D, UNITS)
@@ -136,19 +136,19 @@ class ResidentLowering(TrainLowering):
 
     @property
     def _exchanged_floats(self) -> int:
-        """Partners of train/resident/resident.cuh: gradients of a thread, in fours."""
+        """Size of the Partners buffer of train/resident/resident.cuh: gradients of a thread, in fours."""
         pieces, widths = 0, self._widths
         for layer in range(1, len(self.layers) + 1):
-            if layer < len(self.layers):  # tiles of 32 inputs, 8 numbers a lane and a bias
+            if layer < len(self.layers):  # tiles of 32 inputs, 8 elements per lane and a bias
                 pieces += -(-9 * -(-(-(-widths[layer - 1] // 32) * self.own(layer) // UNITS) // WARPS) // 4)
-            if layer > 1:  # tiles of 16 own inputs, 4 numbers
+            if layer > 1:  # tiles of 16 own inputs, 4 elements
                 tiles = -(-self.own(layer - 1) // 16) * -(-widths[layer] // UNITS)
                 pieces += -(-5 * -(-tiles // WARPS) // 4)
         return 2 * 2 * self.blocks * pieces * TEAM * 4 if self.groups > 1 else 4
 
     @property
     def _part_floats(self) -> int:
-        """Parts of sums: SOME_FLOATS of Room."""
+        """Floats for split-K partial sums: SOME_FLOATS of Room."""
         instead = self.rows * (round_up(self.layers[-1].N + 2, 16) + 4)
         left = self._room[1]
         return left if left > instead else instead
@@ -159,7 +159,7 @@ class ResidentLowering(TrainLowering):
 
     @cached_property
     def _room(self) -> tuple[int, int]:
-        """Room of train/resident/resident.cuh, in floats: without its PARTS, and those."""
+        """Room of train/resident/resident.cuh, in floats: all but PARTS, and PARTS."""
         widths, L, rows, head_rows = self._widths, len(self.layers), self.rows, -(-self.rows // self.blocks)
         pitch = [round_up(width, 16) + 4 for width in [*widths[:L], widths[L] + 2]]
         own = [0, *(self.own(layer) for layer in range(1, L))]
@@ -176,7 +176,7 @@ class ResidentLowering(TrainLowering):
     # -- launches ------------------------------------------------------------------------------------------------
 
     def graphs_of(self, count: int) -> Sequence[int]:
-        return (0,)  # one for all
+        return (0,)  # one graph for any count
 
     def steps(self, count: int) -> Steps:
         P = PRECISIONS[self.job.precision].name
@@ -210,7 +210,7 @@ class ResidentLowering(TrainLowering):
 
 
 def make_lowering(chain: Chain, job: Job, device: Device) -> ResidentLowering | str:
-    """Or why not."""
+    """Returns the lowering, or the reason for a refusal."""
     layers = find_layers(chain)
     if why := why_not_plain(job):
         return why
@@ -219,7 +219,7 @@ def make_lowering(chain: Chain, job: Job, device: Device) -> ResidentLowering | 
     if layers[-1].N > MOST_OUTPUTS:
         return f"at most {MOST_OUTPUTS} outputs, got {layers[-1].N}"
     tiles = [-(-layer.N // UNITS) for layer in layers[:-1]]
-    # Two groups where there is room for them, rows enough, and nothing else than weights to keep alike.
+    # Two groups if they fit, there are enough rows, and the optimiser keeps no moments to synchronise.
     groups = 2 if job.optimiser == "sgd" and job.batch > ROWS[0] and 2 * max(tiles) <= device.units else 1
     if job.batch > groups * ROWS[-1]:
         return f"batches of at most {groups * ROWS[-1]} rows, got {job.batch:,}"
@@ -232,7 +232,7 @@ def make_lowering(chain: Chain, job: Job, device: Device) -> ResidentLowering | 
 
 
 def _blocks_of(tiles: Sequence[int], most: int) -> int:
-    """Where a block owns at most so many of a hidden layer's tiles. Each owns some, or it would not be waited for."""
+    """Blocks that own at most `most` tiles per hidden layer, and at least one: nothing waits for an idle block."""
     blocks = max(-(-count // most) for count in tiles)
     return max(-(-count // -(-count // blocks)) for count in tiles)
 
@@ -245,7 +245,7 @@ class MlpResident:
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         chain = trained_chain(net, start, job)
         if chain is None or device.arch not in ARCHITECTURES:
-            return  # why it is not trained mlp_train says
+            return  # mlp_train reports the reason
         lowering = make_lowering(chain, job, device)
         if isinstance(lowering, str):
             yield Refusal(self.name, net.nodes[0].name, lowering)

@@ -1,5 +1,4 @@
-// train/resident/step.cuh: a step of train/resident/resident.cu: what a launch is told, its rows, layers forward and backward, the loss,
-// and how weights move.
+// train/resident/step.cuh: one step of train/resident/resident.cu: arguments, row loads, forward, loss, backward.
 #pragma once
 
 #include "train/resident/weights.cuh"
@@ -8,15 +7,15 @@ template <int L>
 struct Run {
     const void* x;
     const void* targets;        // (n,) int64 classes, or (n, outputs) float32
-    const long long* order;     // (rows,) row numbers, batch by batch
+    const long long* order;     // (rows,) row indices, batch by batch
     const Rule* rules;          // (steps,)
-    const long long* progress;  // the launch's first step, and the row behind its last
+    const long long* progress;  // the launch's first step, and the end of its rows
     double* step_losses;        // (steps, groups)
     long long* step_hits;       // (steps, groups)
-    u32* status;                // turns that these blocks took before; not 0: a block waited in vain
-    float* parts;               // of Partners
+    u32* status;                // [0] turns taken by earlier launches, [1] nonzero after a timeout
+    float* parts;               // buffer of Partners
     LayerState layers[L];
-    long long batch, x_stride;  // rows; numbers
+    long long batch, x_stride;  // in rows; in elements
     Networks networks;
     float scale;
     u32 deadline_ms;
@@ -33,20 +32,20 @@ struct Run {
     }
 };
 
-// The loss and each layer's activation (as Activation has them), 4 bits each, the loss first.
+// Codes of the loss and of each layer's activation, 4 bits each, the loss first.
 template <unsigned long long CODES>
 struct Kinds {
     static constexpr u32 LOSS = CODES & 15;
     static __device__ constexpr u32 of(int layer) { return CODES >> 4 * layer & 15; }
 };
 
-// Which rows a turn, which is a step, has for a group: at most ROWS.
+// Rows of a step that belong to a group, at most ROWS.
 template <int ROWS>
 struct Turn {
     long long first;
     int rows;
 
-    // all: rows of the order up to the last of the launch
+    // all: end of the launch's rows in the order
     __device__ __forceinline__ Turn(long long step, long long batch, long long all, int group) {
         first = step * batch + group * ROWS;
         long long left = batch - group * ROWS;
@@ -55,9 +54,9 @@ struct Turn {
     }
 };
 
-// -- rows of a turn --------------------------------------------------------------------------------------------------
+// -- row loads -------------------------------------------------------------------------------------------------------
 
-// The next turn's rows, on their way in registers: TEAM / ROWS neighbours fetch a row.
+// The next step's rows, in flight in registers. TEAM / ROWS adjacent threads load a row.
 template <class X, class Net, int ROWS, int BLOCKS>
 struct NextRows {
     using R = Room<X, Net, ROWS, BLOCKS>;
@@ -77,7 +76,7 @@ struct NextRows {
     }
     __device__ __forceinline__ void keep(float* room) const {
         const int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-        X* const to = reinterpret_cast<X*>(room) + row * R::X_PITCH + lane * PER_PIECE;  // at a multiple of 8 bytes
+        X* const to = reinterpret_cast<X*>(room) + row * R::X_PITCH + lane * PER_PIECE;  // 8 B aligned
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             if (lane + i * LANES >= A_ROW) break;
@@ -90,15 +89,15 @@ struct NextRows {
 
 // -- the loss --------------------------------------------------------------------------------------------------------
 
-// LANES lanes turn outputs z of ROWS rows, of which a lane's i-th is column(i) among N, into their gradients; losses, of
-// every lane, and whether rows are hits. Of a row that does not count all are 0. Rows go side by side: none waits for
-// another's sums.
+// Replaces outputs z of ROWS rows by their gradients; LANES lanes share a row, and element i of a lane is column(i) of
+// N. Every lane gets the losses and whether the prediction is correct; both are 0 for rows that do not count. Rows are
+// interleaved to hide the latency of the reductions.
 template <int LANES, int N, u32 LOSS, u32 CODE, int ROWS, int MINE, class Column>
 __device__ __forceinline__ void lose(float (&z)[ROWS][MINE], const Column& column, const bool (&counts)[ROWS], float slope,
                                      const float (&target)[ROWS][MINE], const int (&truth)[ROWS], float (&loss)[ROWS],
                                      int (&hit)[ROWS]) {
     if constexpr (LOSS == CROSS_ENTROPY) {
-        float most[ROWS], total[ROWS], at_truth[ROWS];  // the last of one lane
+        float most[ROWS], total[ROWS], at_truth[ROWS];  // at_truth: nonzero in one lane
         int best[ROWS];
 #pragma unroll
         for (int h = 0; h < ROWS; ++h) {
@@ -131,7 +130,7 @@ __device__ __forceinline__ void lose(float (&z)[ROWS][MINE], const Column& colum
             }
 #pragma unroll
         for (int h = 0; h < ROWS; ++h) {
-            // From 1 to N, so without a division's other cases: those would part the rows.
+            // total is in [1, N]: skips the special cases of a division, whose branches would diverge between rows.
             float scale;
             asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(scale) : "f"(total[h]));
             scale = fmaf(scale, fmaf(-total[h], scale, 1.0f), scale);
@@ -163,31 +162,31 @@ __device__ __forceinline__ void lose(float (&z)[ROWS][MINE], const Column& colum
 
 // -- layers ----------------------------------------------------------------------------------------------------------
 
-// ALONE: blocks of a network that has the chip to itself. The order of sums is theirs, whatever BLOCKS a network has.
+// ALONE: blocks of a network that trains alone. It fixes the reduction order, whatever BLOCKS is.
 template <class P, class X, class Net, class K, int ROWS, int BLOCKS, int ALONE, u32 OPTIMISER>
 struct Blocks {
     using R = Room<X, Net, ROWS, BLOCKS>;
     static constexpr int L = Net::LAYERS, RT = ROWS / 16;
-    static constexpr int LANES = 8, TARGETS = (Net::at(L) + LANES - 1) / LANES;  // of a row's loss; a lane's
+    static constexpr int LANES = 8, TARGETS = (Net::at(L) + LANES - 1) / LANES;  // per row; per lane
     const Run<L>& run;
     float* const room;
     int group, block;
-    u32 turn;  // counted from the first that these blocks ever took
+    u32 turn;  // counted across launches
 
-    // Of this group.
+    // Exchange buffer of this group.
     template <int SENT_ROWS, int TILES>
     __device__ __forceinline__ Exchange exchange(float* at, u32 of_turn) const {
         return {at + static_cast<long long>(group) * 2 * TILES * 8 * SENT_ROWS, of_turn};
     }
 
-    // Of hidden layer l, among all: the first that the block owns, or 0 where it owns none, so that it may be read.
+    // First own unit of hidden layer l, or 0 (a valid address) if the block owns none.
     template <int l>
     __device__ __forceinline__ int first_unit() const {
         const int first = block * 8 * R::own(l);
         return first < Net::at(l) ? first : 0;
     }
 
-    // What goes into layer l, and how far its rows are apart.
+    // Input of layer l, and its row pitch.
     template <int l>
     __device__ __forceinline__ auto input() const {
         if constexpr (l == 1) return reinterpret_cast<const X*>(room);
@@ -196,7 +195,7 @@ struct Blocks {
     template <int l>
     static constexpr int INPUT_PITCH = l == 1 ? R::X_PITCH : R::pitch(l - 1);
 
-    // Layers l to L - 1: own units, then everyone's. False: not all came.
+    // Layers l to L - 1: computes own units, then receives all. Returns false on timeout.
     template <int l>
     __device__ __forceinline__ bool forward() const {
         if constexpr (l < L) {
@@ -225,8 +224,8 @@ struct Blocks {
         }
     }
 
-    // The last layer, the loss and the gradients of outputs and of the last hidden layer: HEAD_ROWS rows a block, told to
-    // all. has_moved: the last layer's weights are told by those who own them, since the launch began.
+    // Output layer, loss, and gradients of outputs and last hidden layer: HEAD_ROWS rows per block, broadcast to all.
+    // has_moved: the output layer's weights were updated since launch and are received from their owners.
     __device__ __forceinline__ bool head(int rows, bool has_moved, const float (&target)[1][TARGETS],
                                          const int (&truth)[1]) const {
         constexpr int HEAD = R::HEAD_ROWS, D = Net::at(L - 1), N = Net::at(L), TILES = R::tiles(L - 1);
@@ -260,7 +259,7 @@ struct Blocks {
         if (first < ROWS) {
             const int mine = threadIdx.x / LANES;
             if (warp < (HEAD * LANES + 31) / 32) {
-                float* const row = outputs + (mine < HEAD ? mine : HEAD - 1) * OUT;  // at most, one of the same warp's
+                float* const row = outputs + (mine < HEAD ? mine : HEAD - 1) * OUT;  // clamped, same warp
                 const auto column = [](int i) { return static_cast<int>(threadIdx.x) % LANES + i * LANES; };
                 float z[1][TARGETS], loss[1];
                 int hit[1];
@@ -282,7 +281,7 @@ struct Blocks {
                 const int row = first + i % HEAD;
                 if (row < ROWS) told.send<ROWS, R::tiles(L)>(i / HEAD, row, outputs[i % HEAD * OUT + i / HEAD]);
             }
-            for (int i = threadIdx.x; i < (8 * R::tiles(L) - R::TOLD) * HEAD; i += TEAM)  // the rest of the last tile
+            for (int i = threadIdx.x; i < (8 * R::tiles(L) - R::TOLD) * HEAD; i += TEAM)  // pads the last tile
                 if (first + i % HEAD < ROWS) told.send<ROWS, R::tiles(L)>(R::TOLD + i / HEAD, first + i % HEAD, 0.0f);
             for (int i = threadIdx.x; i < HEAD * 8 * TILES; i += TEAM) {
                 const int row = i / (8 * TILES), k = i % (8 * TILES);
@@ -299,7 +298,7 @@ struct Blocks {
         return !__syncthreads_or(!is_there);
     }
 
-    // The gradients of own units of layer l, from those of all units of the layer behind.
+    // Gradients of own units of layer l, from all gradients of layer l + 1.
     template <int l>
     __device__ __forceinline__ void own_units() const {
         constexpr int OWN = R::own(l), CHUNKS = round_up(Net::at(l + 1), CHUNK) / CHUNK, PITCH = R::own_pitch(l);
@@ -341,7 +340,7 @@ struct Blocks {
     }
 };
 
-// Gradients of every layer.
+// Weight gradients of layers 1 to l.
 template <class P, class X, class Net, class K, int GROUPS, int ROWS, int BLOCKS, int ALONE, u32 OPTIMISER, int l>
 struct Sums {
     using R = Room<X, Net, ROWS, BLOCKS>;
@@ -352,12 +351,12 @@ struct Sums {
     Before before;
     Gradients<P, 4, HAS_ROWS ? Net::at(l - 1) : 1, OWN> rows;
     Gradients<P, 2, OWN_INPUTS, HAS_COLUMNS ? Net::at(l) : 1> columns;
-    // Of what partners add up: first those of the layers before.
+    // Chunks in the gradient exchange; previous layers come first.
     static constexpr int ROW_PIECES = HAS_ROWS ? decltype(rows)::PIECES : 0;
     static constexpr int PIECES = Before::PIECES + ROW_PIECES + (HAS_COLUMNS ? decltype(columns)::PIECES : 0);
 
-    // Layer l's gradients are there, of all units: those of its weights, then the layers before. Nobody reads weights
-    // that move any more.
+    // With all gradients of layer l present: computes dW and updates, then recurses to the previous layers. The weights
+    // updated here are no longer read in this step.
     __device__ __forceinline__ bool backward(const B& here, const Rule& rule) {
         float* const room = here.room;
         if constexpr (HAS_ROWS) rows.clear();
@@ -365,7 +364,7 @@ struct Sums {
         if constexpr (l == L) {
             columns.template add<ROWS>(static_cast<const float*>(room + R::OWN), R::own_pitch(L - 1), room + R::OUTPUTS,
                                        R::pitch(L));
-            if constexpr (L > 2) __syncthreads();  // what is read here lies where own units' gradients will
+            if constexpr (L > 2) __syncthreads();  // own units' gradients overwrite what is read here
         } else {
             constexpr bool HAS_OWN_ONLY = l == 1 && L > 2;
             if constexpr (l > 1) here.template own_units<l - 1>();
@@ -385,7 +384,7 @@ struct Sums {
         }
         return before.backward(here, rule);
     }
-    // The same of several groups, when all layers' gradients are there: sent, added up, applied.
+    // With two groups, once all layers are done: send, add up, update.
     template <class Partners>
     __device__ __forceinline__ void send(const Partners& partners) {
         if constexpr (HAS_ROWS) rows.send(partners, Before::PIECES);
@@ -417,7 +416,7 @@ struct Sums {
                 move_biases<OPTIMISER>(columns, rule, room + R::biases(L), state.own_mean + mine, state.own_square + mine);
         }
     }
-    // The last layer's weights of own inputs, to all: the next turn's head reads them.
+    // Broadcasts the output layer's weights of own inputs; the next step's head() receives them.
     __device__ __forceinline__ void tell_weights(const B& here) const {
         constexpr int N = Net::at(L), TILES = R::tiles(L - 1);
         const Exchange moved = here.template exchange<N, TILES>(here.run.state(L).backward, here.turn);

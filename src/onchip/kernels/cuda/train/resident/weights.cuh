@@ -1,22 +1,22 @@
-// train/resident/weights.cuh: what train/resident/resident.cu keeps of a layer in memory, and how a block's weights move.
+// train/resident/weights.cuh: per-layer state in global memory, and the optimiser update of a block's weights.
 #pragma once
 
 #include "train/resident/resident.cuh"
 
 struct LayerState {
     float *w, *mean, *square;
-    float *own_mean, *own_square;  // like mean and square: of the weights by inputs; of the last layer (blocks, N): biases
-    // Of Exchange. Forward: what a layer gives; of the last one, what is told of rows. Backward: gradients of hidden
-    // layers; of the last one its weights, (outputs, inputs).
+    float *own_mean, *own_square;  // moments of the weight columns; for the output layer (blocks, N): of the biases
+    // Exchange buffers. forward: activations; for the output layer, the values broadcast per row. backward: gradients
+    // of hidden layers; for the output layer, its weights (outputs, inputs).
     float *forward, *backward;
 };
 struct LayerFacts {
-    int stride;  // of rows of w, mean and square; at(l - 1) is the bias, if there is one
-    u32 has_bias, slope;  // slope: of a LeakyReLU
+    int stride;  // row stride of w, mean and square; the bias is at column at(l - 1)
+    u32 has_bias, slope;  // slope: float bits, of a LeakyReLU
 };
 
-// The optimiser's moments of V adjacent weights, of which `left` belong to the row. They stay in global memory, and each
-// is loaded and stored by one thread alone: the next element after a row's weights is its bias, which has another thread.
+// Optimiser moments of V adjacent weights, `left` of them in the row. They stay in global memory, and one thread loads
+// and stores each: the element after a row's weights is its bias, which belongs to another thread.
 template <u32 OPTIMISER, int V>
 struct KeptHere {
     float mean[V] = {}, square[V] = {};
@@ -30,7 +30,7 @@ struct KeptHere {
     }
 };
 
-// Weights (units, pitch) and biases of the units whose gradients these are, the layer's units from `first_unit` on.
+// Updates weight rows (units, pitch) and biases of own units, from the layer's unit `first_unit` on.
 template <u32 OPTIMISER, class P, int R, int INPUTS, int UNITS>
 __device__ __forceinline__ void move_rows(const Gradients<P, R, INPUTS, UNITS>& gradients, const Rule& rule, float scale,
                                           float* weights, int pitch, float* biases, const LayerState& state,
@@ -72,7 +72,7 @@ __device__ __forceinline__ void move_rows(const Gradients<P, R, INPUTS, UNITS>& 
     }
 }
 
-// Weights (INPUTS, pitch) of the inputs that a block owns, the layer's from `first_input` on, of `inputs`.
+// Updates weight columns (INPUTS, pitch) of own inputs, from the layer's input `first_input` on, of `inputs`.
 template <u32 OPTIMISER, class P, int INPUTS, int UNITS>
 __device__ __forceinline__ void move_columns(const Gradients<P, 2, INPUTS, UNITS>& gradients, const Rule& rule,
                                              float* columns, int pitch, float* means, float* squares, int stride,
@@ -97,7 +97,7 @@ __device__ __forceinline__ void move_columns(const Gradients<P, 2, INPUTS, UNITS
     }
 }
 
-// The last layer's biases, which every block has; and the optimiser's numbers for them, (N,) for each block.
+// Updates the output layer's biases. Every block has a copy of them and of their moments, (N,) per block.
 template <u32 OPTIMISER, class P, int INPUTS, int N>
 __device__ __forceinline__ void move_biases(const Gradients<P, 2, INPUTS, N>& gradients, const Rule& rule, float* biases,
                                             float* means, float* squares) {

@@ -1,4 +1,4 @@
-// common/accumulator.cuh: numbers as general kernels compute with them: float64 in float64, all others in float32.
+// common/accumulator.cuh: accumulator types of general kernels: float64 for float64, float32 for all other types.
 #pragma once
 #include "common/dtype.cuh"
 
@@ -24,7 +24,7 @@ __device__ __forceinline__ void store_wide(T* at, wide_t<T> v) {
     else store1(at, v);
 }
 
-// V neighbours at once, aligned to all of them.
+// Vector load of V elements, aligned to their total size.
 template <class T, int V>
 __device__ __forceinline__ void load_neighbours(const T* at, wide_t<T> (&v)[V]) {
     using Word = typename Vector<sizeof(T) * V>::type;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_neighbours(const T* at, wide_t<T> (&v)[V]) 
 #pragma unroll
     for (int i = 0; i < V; ++i) v[i] = load_wide(reinterpret_cast<const T*>(&word) + i);
 }
-// The same; or `empty`, and nothing is read.
+// Predicated vector load: `empty` where !is_there, without a memory access.
 template <class T, int V>
 __device__ __forceinline__ void load_or(wide_t<T> (&v)[V], const T* at, bool is_there, T empty) {
     using Word = typename Vector<sizeof(T) * V>::type;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_neighbours(T* at, const wide_t<T> (&v)[V])
     }
 }
 
-// Whichever is larger; a NaN is larger than anything.
+// max that propagates NaNs.
 __device__ __forceinline__ float larger(float a, float b) {
     float found;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));

@@ -1,17 +1,17 @@
-// common/activation.cuh: one number in, one number out: the structs that kernels/pointwise.py names. NaNs stay NaNs.
+// common/activation.cuh: elementwise activations, the structs that kernels/pointwise.py names. NaNs propagate.
 //
-// Parameters come at run time, behind the number; Fixed makes template arguments of them, as the bits of floats.
+// Parameters are run-time arguments after the value; Fixed passes them as template arguments, as the bits of floats.
 //
-// apply  exact to a few ulp of the result, or of the argument where that is more, without branches: tensor cores bear
-//        none, and lanes would part. A float or a double. On sm_90 a float takes 2 instructions for ReLU, 10 for
-//        TanhGELU, 13 for Sigmoid, 14 for SiLU, 15 for Tanh, 23 for GELU. Exponentials below 2^-126 are 0. A double's
-//        functions are called.
-// fast   an absolute error of 2^-12 or less of the largest result: for hidden layers in 16 bits; a few instructions
+// apply  float or double, accurate to a few ulp of the result, or of the argument where that is larger. Branch-free: a
+//        branch makes lanes diverge and the compiler serialise wgmma. Instructions for a float on sm_90: ReLU 2,
+//        TanhGELU 10, Sigmoid 13, SiLU 14, Tanh 15, GELU 23. Exponentials below 2^-126 flush to 0. Doubles call
+//        functions.
+// fast   absolute error at most 2^-12 of the largest result, a few instructions: for hidden layers in 16 bits
 #pragma once
 
-// -- parts ---------------------------------------------------------------------------------------------------------
+// -- building blocks -------------------------------------------------------------------------------------------------
 
-// 2^v and 1 / v by one instruction each, with a relative error of 2^-22 and 2^-23.
+// 2^v and 1 / v in one instruction each; relative errors 2^-22 and 2^-23.
 __device__ __forceinline__ float exp2_of(float v) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
@@ -22,12 +22,12 @@ __device__ __forceinline__ float inverse_of(float v) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
     return result;
 }
-// 1 / v of a finite v to one ulp; 0 where v is above 2^126.
+// 1 / v to one ulp for finite v (one Newton step); 0 above 2^126.
 __device__ __forceinline__ float exact_inverse(float v) {
     const float about = inverse_of(v);
     return fmaf(about, fmaf(-v, about, 1.0f), about);
 }
-// The smaller and the larger of two; a NaN stays one.
+// min and max that propagate NaNs.
 __device__ __forceinline__ float at_most(float v, float most) {
     float result;
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(v), "f"(most));
@@ -44,8 +44,7 @@ __device__ __forceinline__ float fast_tanh(float v) {
     asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(v));
     return result;
 }
-// Near 0 v + v^3 P(v^2), a fit of degree 4 to tanh on Chebyshev points with an error of 2e-8; 1 - 2 / (exp(2 |v|) + 1)
-// elsewhere.
+// Near 0: v + v^3 P(v^2), a degree-4 fit at Chebyshev points with error 2e-8. Elsewhere: 1 - 2 / (exp(2 |v|) + 1).
 __device__ __forceinline__ float exact_tanh(float v) {
     const float a = fabsf(v), s = a * a;
     const float far = fmaf(-2.0f, inverse_of(1.0f + exp2_of(2.88539008f * a)), 1.0f);
@@ -56,7 +55,7 @@ __device__ __forceinline__ float exact_tanh(float v) {
 __device__ __forceinline__ double exact_tanh(double v) { return tanh(v); }
 
 __device__ __forceinline__ float fast_sigmoid(float v) { return fmaf(0.5f, fast_tanh(0.5f * v), 0.5f); }
-// What v log2(e) loses when it is rounded is multiplied in behind the exponential; of an infinity it would be a NaN.
+// Multiplies the rounding error of v log2(e) in after the exponential. v is clamped: the error of an infinity is a NaN.
 __device__ __forceinline__ float exact_sigmoid(float v) {
     const float x = at_most(at_least(v, -88.0f), 150.0f), power = -1.44269504f * x;
     const float rest = fmaf(-1.92596299e-8f, x, fmaf(-1.44269504f, x, -power));
@@ -68,10 +67,10 @@ __device__ __forceinline__ double exact_sigmoid(double v) {
     return (v >= 0.0 ? 1.0 : e) / (1.0 + e);
 }
 
-// max(v, 0) - |v| erfc(z) / 2 with z = |v| / sqrt 2, where erfc(z) is t exp(-z^2) times a polynomial of 2 t - 1,
-// t = 1 / (1 + z / 2): that of kernels/cpu/elementwise/activation.py, halved.
+// max(v, 0) - |v| erfc(z) / 2, z = |v| / sqrt 2. erfc(z) is t exp(-z^2) times a polynomial of 2 t - 1,
+// t = 1 / (1 + z / 2): the one of kernels/cpu/elementwise/activation.py, halved.
 __device__ __forceinline__ float exact_gelu(float v) {
-    // An infinity minus infinity * 0 would be a NaN; of -infinity it is one, as v erfc(-v / sqrt 2) is.
+    // The clamp avoids inf - inf * 0 = NaN for +infinity; -infinity gives a NaN, as v erfc(-v / sqrt 2) does.
     const float a = fabsf(fminf(v, 3e38f));
     const float t = exact_inverse(fmaf(0.353553391f, a, 1.0f)), u = fmaf(2.0f, t, -1.0f);
     const float high = fmaf(u, fmaf(u, fmaf(u, 2.10915202e-5f, -1.83168228e-5f), -1.49721898e-4f), 2.15370713e-4f);
@@ -85,15 +84,13 @@ __device__ __forceinline__ double exact_gelu(double v) { return 0.5 * v * erfc(-
 
 __device__ __forceinline__ float exp_of(float v) { return expf(v); }
 __device__ __noinline__ double exp_of(double v) { return exp(v); }
-// exp(v) - 1 is 2 t / (1 - t) with t = tanh(v / 2), without cancellation where v <= 0; near 0, where half of v may be no
-// float, it is v.
+// exp(v) - 1 = 2 t / (1 - t), t = tanh(v / 2): no cancellation for v <= 0. Near 0 it is v, since v / 2 may underflow.
 __device__ __forceinline__ float expm1_below(float v) {
     const float t = exact_tanh(0.5f * v);
     return v > -1e-10f ? v : 2.0f * t * exact_inverse(1.0f - t);
 }
 __device__ __noinline__ double expm1_below(double v) { return expm1(v); }
-// log(1 + e) of 0 <= e <= 1: twice the inverse hyperbolic tangent of s = e / (2 + e), as its series up to s^15: a float
-// is off by 2^-26 of it at most.
+// log(1 + e) for 0 <= e <= 1: 2 atanh(s), s = e / (2 + e), as its series up to s^15. Relative error at most 2^-26.
 __device__ __forceinline__ float log1p_of(float e) {
     const float s = e * exact_inverse(2.0f + e), q = s * s;
     const float high = fmaf(q, fmaf(q, fmaf(q, fmaf(q, 1.0f / 15, 1.0f / 13), 1.0f / 11), 1.0f / 9), 1.0f / 7);
@@ -129,7 +126,7 @@ struct Identity {
     static __device__ __forceinline__ float fast(float v) { return v; }
 };
 struct ReLU {
-    // Not fmaxf(v, 0), which makes 0 of a NaN.
+    // Not fmaxf(v, 0), which maps NaN to 0.
     template <class Number>
     static __device__ __forceinline__ Number apply(Number v) { return v < Number(0) ? Number(0) : v; }
     static __device__ __forceinline__ float fast(float v) { return apply(v); }
@@ -138,7 +135,7 @@ struct LeakyReLU {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number v, Number slope) { return v >= Number(0) ? v : slope * v; }
 };
-// A bound that is not there is an infinity.
+// A missing bound is an infinity.
 struct Clip {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number v, Number low, Number high) {
@@ -164,7 +161,7 @@ struct SiLU {
 struct GELU {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number v) { return exact_gelu(v); }
-    // erf by a polynomial of t = 1 / (1 + p z) times exp(-z^2), z >= 0: Abramowitz and Stegun 7.1.25, error 2.5e-5.
+    // erf: a polynomial of t = 1 / (1 + p z) times exp(-z^2), z >= 0. Abramowitz and Stegun 7.1.25, error 2.5e-5.
     static __device__ __forceinline__ float fast(float v) {
         const float z = 0.70710678f * fabsf(v), t = __fdividef(1.0f, fmaf(0.47047f, z, 1.0f));
         const float tail = t * fmaf(t, fmaf(t, 0.7478556f, -0.0958798f), 0.3480242f) * __expf(-z * z);
@@ -172,7 +169,7 @@ struct GELU {
     }
 };
 struct TanhGELU {
-    // v times the sigmoid of this, as (1 + tanh u) / 2 is the sigmoid of 2 u.
+    // TanhGELU(v) = v sigmoid(inner(v)), since (1 + tanh u) / 2 = sigmoid(2 u).
     template <class Number>
     static __device__ __forceinline__ Number inner(Number v) {
         return Number(1.5957691216057308) * (v + Number(0.044715) * v * v * v);
@@ -216,14 +213,14 @@ struct Softplus {
     static __device__ __forceinline__ float fast(float v) { return apply(v); }
 };
 struct Softsign {
-    // An eighth of 1 + |v|, as the inverse of what is above 2^126 is 0.
+    // Inverts (1 + |v|) / 8, since exact_inverse returns 0 above 2^126.
     static __device__ __forceinline__ float apply(float v) {
         return v * exact_inverse(fmaf(0.125f, fabsf(v), 0.125f)) * 0.125f;
     }
     static __device__ __forceinline__ double apply(double v) { return quotient_of(v, 1.0 + size_of(v)); }
     static __device__ __forceinline__ float fast(float v) { return apply(v); }
 };
-// tanh(log(1 + e)) is ((1 + e)^2 - 1) / ((1 + e)^2 + 1); above 0 that is a quotient in exp(-v), which does not overflow.
+// tanh(log(1 + e)) = ((1 + e)^2 - 1) / ((1 + e)^2 + 1); for v >= 0 as a quotient in exp(-v), which does not overflow.
 struct Mish {
     static __device__ __forceinline__ float apply(float v) {
         const float e = exp_of(-fabsf(v)), above = v >= 0.0f ? fmaf(2.0f, e, 1.0f) : e * (e + 2.0f);
@@ -235,12 +232,12 @@ struct Mish {
     }
     static __device__ __forceinline__ float fast(float v) { return apply(v); }
 };
-// As a whole number; a byte when it is stored.
+// An integral value in 0 .. 255; stored as a byte.
 struct ToPixels {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number v) {
         const Number scaled = (v + Number(1)) / Number(2) * Number(255);
-        const Number above = scaled > Number(0) ? scaled : Number(0);  // of a NaN 0
+        const Number above = scaled > Number(0) ? scaled : Number(0);  // NaN gives 0
         return static_cast<int>(above < Number(255) ? above : Number(255));
     }
 };

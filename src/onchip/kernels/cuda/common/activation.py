@@ -1,4 +1,4 @@
-"""Activations as common/activation.cuh names them."""
+"""Activations by their names in common/activation.cuh and codes in common/epilogue.cuh."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import numpy as np
 from onchip.kernels.pointwise import ACTIVATIONS, OPERATIONS, operation_of
 from onchip.network.layers import Elementwise
 
-# As common/epilogue.cuh counts them, from 1 on.
+# In the order of the codes of Activation in common/epilogue.cuh, which start at 1.
 ACTIVATION_ROWS = tuple(row for row in OPERATIONS if row.layer in ACTIVATIONS)
 
 
 def cpp_name(layer: Elementwise | None) -> str:
-    """The struct, with the bits of its parameters as template arguments."""
+    """The C++ struct, with the bits of its parameters as template arguments."""
     if layer is None:
         return "Identity"
     row = operation_of(layer)
@@ -22,13 +22,13 @@ def cpp_name(layer: Elementwise | None) -> str:
 
 
 def act_name(layer: Elementwise | None) -> str:
-    """How common/epilogue.cuh applies it: a longer one is a template argument, others are chosen at launch."""
+    """The epilogue's activation type: long functions are template arguments, short ones are selected at launch."""
     is_short = layer is None or layer.flop_each <= 4
     return "Activation" if is_short else f"Always<{cpp_name(layer)}>"
 
 
 def activation_words(layer: Elementwise | None) -> tuple[int, int, int]:
-    """A code and the bits of two floats."""
+    """The activation code and the bits of two float parameters, as kernel arguments."""
     if layer is None:
         return 0, 0, 0
     row = operation_of(layer)

@@ -1,4 +1,4 @@
-// common/dtype.cuh: the numbers that kernels read, multiply and write. No headers of CUDA's: NVRTC then needs no paths.
+// common/dtype.cuh: element types, conversions, vector loads. No CUDA headers, so NVRTC needs no include paths.
 #pragma once
 
 using u32 = unsigned int;
@@ -18,7 +18,7 @@ __device__ __forceinline__ float to_float(f16 v) {
 }
 __device__ __forceinline__ float to_float(bf16 v) { return __uint_as_float(static_cast<u32>(v.bits) << 16); }
 
-// Two numbers in a word, the first in the lower half.
+// Two values rounded to T in a 32-bit word, the first in the lower half.
 template <class T>
 __device__ __forceinline__ u32 pack(float first, float second);
 template <>
@@ -34,7 +34,7 @@ __device__ __forceinline__ u32 pack<bf16>(float first, float second) {
     return word;
 }
 
-// The same of max(v, 0): one instruction; a NaN stays a NaN.
+// pack with a fused ReLU, in one instruction; NaNs propagate.
 template <class T>
 __device__ __forceinline__ u32 pack_relu(float first, float second);
 template <>
@@ -55,7 +55,7 @@ constexpr bool is_same = false;  // of <type_traits>
 template <class A>
 constexpr bool is_same<A, A> = true;
 
-// Two given numbers as a word of T: as they are, or converted.
+// Two values in a word of T: bit-identical where Given is T, else converted.
 template <class T, class Given>
 __device__ __forceinline__ u32 join(Given first, Given second) {
     if constexpr (is_same<T, Given>) return first.bits | static_cast<u32>(second.bits) << 16;
@@ -64,7 +64,7 @@ __device__ __forceinline__ u32 join(Given first, Given second) {
 
 __device__ constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
-// How many neighbours, at most `most`, of a row of D numbers one instruction moves: up to 16 B, as rows are aligned.
+// Vector width: how many contiguous elements of a row of D, at most `most`, one instruction moves (up to 16 B).
 template <class T, int D>
 __device__ constexpr int widest(int most) {
     int V = 16 / static_cast<int>(sizeof(T));
@@ -91,7 +91,7 @@ struct Vector<16> {
     using type = uint4;
 };
 
-// V neighbours at once: `to` is aligned to all of them.
+// Vector store of V elements; `to` is aligned to their total size.
 template <int V>
 __device__ __forceinline__ void store_several(float* to, const float (&v)[V]) {
     using Word = typename Vector<4 * V>::type;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void store1(T* p, float v) {
     store_several(p, one);
 }
 
-// What a network is computed in. A word of a fragment holds PER_WORD numbers; STEP of them meet in one instruction.
+// Compute precisions. A fragment word holds PER_WORD elements; one mma instruction covers STEP elements of k.
 struct Fp16 {
     using Number = f16;
     static constexpr int PER_WORD = 2, STEP = 16;
@@ -151,7 +151,7 @@ struct Tf32 {
         return rounded;
     }
 };
-// float32 as the sum of two tf32: three products of tf32 make one of float32.
+// 3xTF32: a float32 is split into two tf32, and three tf32 mma replace one float32 mma.
 struct Fp32 {
     using Number = float;
     static constexpr int PER_WORD = 1, STEP = 8;

@@ -1,10 +1,13 @@
-// common/epilogue.cuh: what the kernels of gemm/simt.cu share: which tile a block makes, and what becomes of a sum.
+// common/epilogue.cuh: tile scheduler and epilogue (bias, residual add, activation, store) of GEMMs and convolutions.
+//
+// Place maps a tile index to its position in y. finish serves CUDA-core kernels (gemm/simt.cu); finish_rows serves
+// tensor-core accumulators, laid out as in mma/wgmma.cuh.
 #pragma once
 
 #include "common/fast_math.cuh"
 #include "common/dtype.cuh"
 
-// Blocks that run at the same time share rows of x and of w through L2: they go down GROUP tiles before one to the right.
+// Tile rasterisation: tiles go GROUP down before one to the right, so concurrent blocks share rows of x and w in L2.
 constexpr int GROUP = 8;
 
 template <int BM, int BN>
@@ -17,7 +20,7 @@ struct Place {
     __device__ __forceinline__ Place(long long M, long long N, u32 tile) {
         const u32 tiles_m = static_cast<u32>((M + BM - 1) / BM), tiles_n = static_cast<u32>((N + BN - 1) / BN);
         m = static_cast<long long>(tile) * BM, n = 0;
-        if (tiles_n == 1) return;  // without divisions: the thread that brings boxes would wait for them
+        if (tiles_n == 1) return;  // skips the divisions: the TMA producer thread would wait for them
         const u32 first = tile / (GROUP * tiles_n) * GROUP, at = tile % (GROUP * tiles_n);
         const u32 rows = tiles_m - first < GROUP ? tiles_m - first : GROUP;
         m = static_cast<long long>(first + at % rows) * BM;
@@ -25,7 +28,7 @@ struct Place {
     }
 };
 
-// Four neighbours of a row, of which `left` are there; zeros stand for the others.
+// Four elements of a row; those past the first `left` are zero.
 template <class T>
 __device__ __forceinline__ float4 read4(const T* from, long long left, bool is_aligned) {
     if (is_aligned && left >= 4) return load4(from);
@@ -33,9 +36,9 @@ __device__ __forceinline__ float4 read4(const T* from, long long left, bool is_a
             left > 2 ? to_float(from[2]) : 0.0f, left > 3 ? to_float(from[3]) : 0.0f};
 }
 
-// -- what becomes of a sum ------------------------------------------------------------------------------------
+// -- activations ----------------------------------------------------------------------------------------------------
 
-// An activation whose results are stored as Y: of 16 bits, a brief one will do.
+// The variant of an activation for results stored as Y: the fast-math one for 16 bits.
 template <class Y, class Function>
 struct StoredAs {
     using type = Function;
@@ -49,11 +52,10 @@ struct StoredAs<bf16, Function> {
     using type = Brief<Function>;
 };
 
-// Known when a kernel is launched, not when it is compiled: 0 is none, and 1 the first of common/activation.cuh's in the order
-// of kernels/pointwise.py.
+// An activation selected at launch. Code 0 is none; codes from 1 on follow the order of kernels/pointwise.py.
 struct Activation {
     u32 code;
-    float a, b;  // its parameters: the slope of a LeakyReLU, the bounds of a Clip
+    float a, b;  // parameters: the slope of a LeakyReLU, the bounds of a Clip
 
     template <class Y, int V>
     __device__ __forceinline__ void apply(float (&v)[V]) const {
@@ -89,8 +91,8 @@ private:
     }
 };
 
-// One that is known when a kernel is compiled, without parameters. Calls take longer than a function of 15 instructions:
-// where a thread has many sums, a kernel for each of the longer ones is worth it.
+// A parameterless activation fixed at compile time. A call costs more than 15 inlined instructions: where a thread has
+// many accumulators, the longer activations get a kernel each.
 template <class Function>
 struct Always {
     template <class Y, int V>
@@ -99,14 +101,16 @@ struct Always {
         for (int i = 0; i < V; ++i) v[i] = StoredAs<Y, Function>::type::apply(v[i]);
     }
 };
-// An activation of either kind, as a launch tells it.
+// Either kind of activation, from the kernel arguments.
 template <class Act>
 __device__ __forceinline__ Act activation_of(u32 code, u32 a_bits, u32 b_bits) {
     if constexpr (is_same<Act, Activation>) return {code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
     else return {};
 }
 
-// Out of line: a thread has many sums, and a copy for each would be most of the kernel.
+// -- epilogue of CUDA-core kernels ----------------------------------------------------------------------------------
+
+// Not inlined: a thread has many accumulators, and a copy for each would be most of the kernel.
 template <class Y>
 __device__ __noinline__ void finish_one(float v, Y* y, const Activation activation) {
     float one[1] = {v};
@@ -114,7 +118,7 @@ __device__ __noinline__ void finish_one(float v, Y* y, const Activation activati
     store1(y, one[0]);
 }
 
-// V neighbours of a row of y, of which `left` are in it: the sums, the bias, the activation.
+// Epilogue for V contiguous elements of a row of y, of which `left` exist: bias, activation, store.
 template <int V, class Acc, class Y>
 __device__ __forceinline__ void finish(const Acc (&sums)[V], Y* y, const float* bias, long long left, bool is_aligned,
                                        const Activation& activation) {
@@ -153,7 +157,7 @@ __device__ __forceinline__ void finish(const float (&sums)[V], Y* y, const float
     }
 }
 
-// Out of line for the same reason.
+// Not inlined, for the same reason.
 template <class Y = float>
 __device__ __noinline__ float4 activated(float4 v, const Activation activation) {
     float four[4] = {v.x, v.y, v.z, v.w};
@@ -161,7 +165,7 @@ __device__ __noinline__ float4 activated(float4 v, const Activation activation) 
     return {four[0], four[1], four[2], four[3]};
 }
 
-// Several neighbours'. A float's: a double has none behind it.
+// Applies the activation to V float accumulators; double accumulators have none.
 template <class Y, class Number, int V>
 __device__ __forceinline__ void finish_sums(Number (&v)[V], const Activation& activation) {
     if constexpr (is_same<Number, float>) {
@@ -177,6 +181,8 @@ __device__ __forceinline__ void finish_sums(Number (&v)[V], const Activation& ac
         }
     }
 }
+
+// -- epilogue of tensor-core kernels --------------------------------------------------------------------------------
 
 template <class Y, int J, class Function>
 __device__ __forceinline__ void activate_all(float (&c)[J][4], const Always<Function>& activation) {
@@ -197,7 +203,7 @@ __device__ __forceinline__ void activate_all(float (&c)[J][4], const Activation&
     }
 }
 
-// Four lanes next to each other have a word of each of four pieces: lane q gets all words of piece q.
+// 4 x 4 transpose over four adjacent lanes: each lane holds one word of each of four vectors, lane q gets vector q.
 __device__ __forceinline__ void collect_piece(u32 (&words)[4], int q) {
     const bool is_odd = q & 1, is_upper = q & 2;
 #pragma unroll
@@ -212,7 +218,7 @@ __device__ __forceinline__ void collect_piece(u32 (&words)[4], int q) {
     }
 }
 
-// The same of 64 bits: two words of each of two pieces, of which a lane gets two.
+// The same for float32: each lane holds a 64-bit pair of each of two column groups, and gets one 16-byte vector.
 __device__ __forceinline__ void collect_pairs(u32 (&words)[4], int q) {
 #pragma unroll
     for (int by = 2; by > 0; --by) {
@@ -225,7 +231,7 @@ __device__ __forceinline__ void collect_pairs(u32 (&words)[4], int q) {
     }
 }
 
-// The lane's 16 bytes of the 64 that four lanes have of a row, from column 8 j on.
+// The lane's 16-byte vector of the 64 bytes that four lanes hold of a row, from column 8 j on.
 template <class Y, int J>
 __device__ __forceinline__ uint4 piece_of(const float (&c)[J][4], int j, int half, int q) {
     u32 words[4];
@@ -239,13 +245,13 @@ __device__ __forceinline__ uint4 piece_of(const float (&c)[J][4], int j, int hal
     return {words[0], words[1], words[2], words[3]};
 }
 
-// Numbers of two rows that begin at rows[half], columns n on: L2 takes as long for 16 bytes as for a line of 128, so lanes
-// of two rows write a line of the one together, and then one of the other. N is a multiple of what 16 bytes hold.
+// Stores the accumulators of two rows that begin at rows[half], from column n on. L2 takes as long for 16 bytes as for
+// a 128-byte line, so the lanes of two rows write a full line of one row, then of the other. 16-byte vectors divide N.
 template <int BN, class Out>
 __device__ __forceinline__ void store_lines(const float (&c)[BN / 8][4], const Out& out, const long long (&rows)[2],
                                             long long n, int q) {
     using Y = typename Out::Number;
-    constexpr int LANE = 16 / static_cast<int>(sizeof(Y)), BLOCKS = LANE / 2;  // of 8 columns, in 64 bytes
+    constexpr int LANE = 16 / static_cast<int>(sizeof(Y)), BLOCKS = LANE / 2;  // column groups of 8 per 64 bytes
     const bool is_odd = threadIdx.x & 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -274,7 +280,7 @@ __device__ __forceinline__ void store_lines(const float (&c)[BN / 8][4], const O
     }
 }
 
-// Rows of y (M, N), one behind the other, and those of another array that are added to them, if there is one.
+// Contiguous rows of y (M, N), and the residual `other` (M, N) added to them, or nullptr.
 template <class Y>
 struct RowsOut {
     using Number = Y;
@@ -283,12 +289,12 @@ struct RowsOut {
     const Y* other = nullptr;
 
     __device__ __forceinline__ void begin_tile(u32) {}
-    // Where row m begins; below 0: there is none.
+    // Offset of row m; negative if it is out of range.
     __device__ __forceinline__ long long row(long long m) const { return m < M ? m * N : -1; }
 };
 
-// What a lane of a warp has of BN columns from n on of rows m and m + 8 (mma/wgmma.cuh): the sums, the bias, the other
-// array's rows, the activation. All lanes take part; q is lane % 4.
+// Epilogue of a warp's accumulators: BN columns from n on of rows m and m + 8 per lane (layout: mma/wgmma.cuh). Adds
+// the bias and the residual, applies the activation, stores. All lanes take part; q is lane % 4.
 // shifts  the bias of these columns, or zeros
 template <int BN, class Out, class Act>
 __device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], const Out& out, const float* shifts, long long m,
@@ -301,7 +307,7 @@ __device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], const Out& ou
         const float2 shift = *reinterpret_cast<const float2*>(shifts + 8 * j + 2 * q);
         c[j][0] += shift.x, c[j][1] += shift.y, c[j][2] += shift.x, c[j][3] += shift.y;
     }
-    if (out.other != nullptr) {  // sums change on every path: else the products that make them would wait for each other
+    if (out.other != nullptr) {  // every path writes the accumulators: else the compiler serialises their wgmma
 #pragma unroll
         for (int i = 0; i < BN / 4; ++i) {
             const int half = i % 2, column = i / 2 * 8 + 2 * q;
@@ -315,7 +321,7 @@ __device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], const Out& ou
         }
     }
     activate_all<Y>(c, activation);
-    constexpr int LANE = 16 / static_cast<int>(sizeof(Y));  // numbers of a lane
+    constexpr int LANE = 16 / static_cast<int>(sizeof(Y));  // elements per lane
     if (N % LANE == 0) {
         store_lines<BN>(c, out, rows, n, q);
         return;

@@ -1,7 +1,7 @@
-// common/fast_math.cuh: activations whose results are rounded to 16 bits: shorter ways, with a relative error of 2^-15 or less.
+// common/fast_math.cuh: faster activations for results stored in 16 bits; relative error at most 2^-15.
 //
-// Brief<F> is F where F is short already. On sm_90 a number takes 4 instructions for Sigmoid, 5 for SiLU, 7 for
-// TanhGELU, 11 for Tanh and 15 for GELU, of which two are of the special function unit. NaNs stay NaNs.
+// Brief<F> is F itself where F is already short. Instructions on sm_90: Sigmoid 4, SiLU 5, TanhGELU 7, Tanh 11, GELU
+// 15; two of them run on the SFU. NaNs propagate.
 #pragma once
 #include "common/activation.cuh"
 
@@ -23,7 +23,7 @@ struct Brief<TanhGELU> {
         return v * inverse_of(1.0f + exp2_of(power));
     }
 };
-// v - v^3 / 3 where 1 - 2 / (exp(2 v) + 1) would lose digits.
+// v - v^3 / 3 near 0, where 1 - 2 / (exp(2 v) + 1) cancels.
 template <>
 struct Brief<Tanh> {
     static __device__ __forceinline__ float apply(float v) {
@@ -32,7 +32,7 @@ struct Brief<Tanh> {
         return fabsf(v) < 0.0625f ? near : far;
     }
 };
-// As exact_gelu, with a fit of degree 5 to erfc(z) exp(z^2) / (2 t), t = 1 / (1 + 0.47047 z), which is off by 2^-15.8.
+// As exact_gelu, with a degree-5 fit to erfc(z) exp(z^2) / (2 t), t = 1 / (1 + 0.47047 z); error 2^-15.8.
 template <>
 struct Brief<GELU> {
     static __device__ __forceinline__ float apply(float v) {

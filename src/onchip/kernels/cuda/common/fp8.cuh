@@ -1,7 +1,7 @@
-// common/fp8.cuh: numbers of 8 bits, of 4 significant ones each: 448 is the largest, and there is no infinity. sm_89 up.
+// common/fp8.cuh: fp8 (e4m3): 4 significant bits, largest finite value 448, no infinity. sm_89 up.
 //
-// A table of them has a factor for each channel, the power of two that brings its largest number next to LARGEST; what is
-// added up is without it.
+// A table has one power-of-two scale per channel, which brings the channel's largest value close to LARGEST. Kernels
+// sum the stored values and apply the scale once at the end.
 #pragma once
 #include "common/dtype.cuh"
 
@@ -9,15 +9,15 @@ struct e4m3 {
     unsigned char bits;
 };
 
-constexpr float LARGEST = 448.0f, LEAST = 1e-32f;  // a channel whose largest number is not above LEAST is zeros
+constexpr float LARGEST = 448.0f, LEAST = 1e-32f;  // a channel whose largest value is at most LEAST is stored as zeros
 
-// Two numbers as float16: both exact.
+// Two e4m3 values as float16, exactly.
 __device__ __forceinline__ u32 two_halves(unsigned short pair) {
     u32 halves;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
     return halves;
 }
-// Two numbers rounded to the nearest, the first in the lower half. What is too large, or infinite, is LARGEST.
+// Two values rounded to nearest, the first in the lower half. Overflow and infinity saturate to LARGEST.
 __device__ __forceinline__ unsigned short pack_e4m3(float first, float second) {
     unsigned short pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));

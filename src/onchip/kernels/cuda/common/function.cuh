@@ -1,12 +1,12 @@
-// common/function.cuh: one or two numbers in, one number out: the structs of kernels/pointwise.py that elementwise/pointwise.cu alone has.
+// common/function.cuh: unary and binary functions of kernels/pointwise.py that only elementwise/pointwise.cu uses.
 //
-// Exact to a few ulp, as CUDA's own functions are; a float or a double. NaNs stay NaNs. What takes more than some twenty
-// instructions is called, not copied to each of a thread's sixteen numbers; so is all of float64.
+// float or double, accurate to a few ulp, as CUDA's own functions are. NaNs propagate. Functions of more than about
+// twenty instructions, and all in float64, are called: inlined, a thread would have sixteen copies of each.
 #pragma once
 #include "common/activation.cuh"
 #include "common/dtype.cuh"
 
-// -- parts ---------------------------------------------------------------------------------------------------------
+// -- building blocks -------------------------------------------------------------------------------------------------
 
 __device__ __noinline__ float log_of(float v) { return logf(v); }
 __device__ __noinline__ double log_of(double v) { return log(v); }
@@ -24,21 +24,22 @@ __device__ __noinline__ float root_of(float v) { return sqrtf(v); }
 __device__ __noinline__ double root_of(double v) { return sqrt(v); }
 __device__ __noinline__ float general_power(float a, float b) { return powf(a, b); }
 __device__ __noinline__ double general_power(double a, double b) { return pow(a, b); }
-// Roots are exact and quicker. As powers those of -0 are of 0, and that of -infinity is an infinity.
+// sqrt is exact and faster than pow. As pow does, it maps -0 to 0 and -infinity to infinity.
 template <class Number>
 __device__ __forceinline__ Number power_of(Number a, Number b) {
     if (size_of(b) != Number(0.5)) return general_power(a, b);
     const Number root = root_of(a + a == a ? size_of(a) : a);
     return b > Number(0) ? root : quotient_of(Number(1), root);
 }
-// Of ints, towards 0; 0 where b is 0, of which elementwise/pointwise.cu tells the host. The largest size has no opposite: it stays what it is.
+// Integer division, towards 0. Division by 0 returns 0 and elementwise/pointwise.cu reports it to the host. The most
+// negative value has no negation: divided by -1 it stays as it is.
 __device__ __noinline__ long long whole_quotient(long long a, long long b) {
     if (b == -1) return 0ull - static_cast<unsigned long long>(a);
     return b == 0 ? 0 : a / b;
 }
 __device__ __noinline__ long long whole_rest(long long a, long long b) { return b == 0 || b == -1 ? 0 : a % b; }
 
-// -- of one number ---------------------------------------------------------------------------------------------------
+// -- unary -----------------------------------------------------------------------------------------------------------
 
 struct Abs {
     template <class Number>
@@ -47,7 +48,7 @@ struct Abs {
 struct Sign {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number v) {
-        const Number beside = v == Number(0) ? Number(0) : v;  // 0 or NaN, where it is neither above 0 nor below
+        const Number beside = v == Number(0) ? Number(0) : v;  // v is 0 or NaN
         return v > Number(0) ? Number(1) : v < Number(0) ? Number(-1) : beside;
     }
 };
@@ -96,7 +97,7 @@ struct Round {
     static __device__ __forceinline__ double apply(double v) { return rint(v); }
 };
 
-// -- of two --------------------------------------------------------------------------------------------------------
+// -- binary ----------------------------------------------------------------------------------------------------------
 
 struct Add {
     template <class Number>
@@ -172,7 +173,7 @@ struct Equal {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number a, Number b) { return a == b ? Number(1) : Number(0); }
 };
-// The accumulator has the second operand.
+// Swapped operands: the accumulator holds the second operand.
 template <class Function>
 struct Turned {
     template <class Number>

@@ -1,4 +1,4 @@
-"""The precisions that kernels compute in, and values rounded to them."""
+"""Compute precisions, and rounding to them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from onchip.network.types import numpy_dtype
 
 @dataclass(frozen=True)
 class Precision:
-    """What a network is computed in, as the kernel's template knows it."""
+    """A compute precision, as kernel templates name it (common/dtype.cuh)."""
 
     name: str
     dtype: str  # of the weights in shared memory
-    per_word: int  # numbers in 32 bits of a fragment
-    parts: int = 1  # the matrices that stand for one
+    per_word: int  # elements per 32-bit word of a fragment
+    parts: int = 1  # 2: float32 weights are split into two tf32 matrices (3xTF32)
 
     @property
     def step(self) -> int:
-        """Columns of k that meet in one instruction."""
+        """Elements of k per mma instruction."""
         return 8 * self.per_word
 
 
@@ -39,7 +39,7 @@ def round_up(n: int, unit: int) -> int:
 
 
 def narrowed(weight: Array, dtype: str) -> Array:
-    """In 16 bits; InputError where a number is too large for them."""
+    """The weight in a 16-bit dtype; InputError where a value overflows."""
     with np.errstate(over="ignore"):
         narrow: Array = weight.astype(numpy_dtype(dtype))
     if not np.array_equal(np.isfinite(narrow), np.isfinite(weight)):
@@ -49,6 +49,6 @@ def narrowed(weight: Array, dtype: str) -> Array:
 
 
 def round_tf32(values: Array) -> Array:
-    """To 10 bits behind the point, halves away from zero: what cvt.rna.tf32 does. NaNs and infinities stay."""
+    """Round to a 10-bit mantissa, ties away from zero, as cvt.rna.tf32 does. NaNs and infinities are kept."""
     rounded = ((values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
     return np.where(np.isfinite(values), rounded, values)

@@ -1,4 +1,4 @@
-"""What a CUDA kernel hands to the runtime: its source, its resources, how to launch it. Plain data, no CUDA."""
+"""A CUDA kernel as the runtime sees it: source, resources, launch configuration, arguments. Plain data, no CUDA."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Protocol
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 
-# The chips that we compile for. A kernel says which of them it is for: ARCHITECTURES in its module.
+# All target architectures. ARCHITECTURES in a kernel's module lists the ones it supports.
 EVERY_CHIP = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-NUMBERS = {"float32": "float", "float16": "f16", "bfloat16": "bf16"}  # in memory, as common/dtype.cuh names them
-FLOATS = NUMBERS | {"float64": "double"}  # and those that general kernels compute with (common/accumulator.cuh)
+NUMBERS = {"float32": "float", "float16": "f16", "bfloat16": "bf16"}  # element types, as common/dtype.cuh names them
+FLOATS = NUMBERS | {"float64": "double"}  # plus float64, for general kernels (common/accumulator.cuh)
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Program:
     """One kernel of one .cu file, with its template arguments filled in."""
 
     source: Path
-    name_expression: str  # "mlp_fused<32, 12, ...>", as NVRTC is asked for it
-    options: tuple[str, ...] = ()  # for NVRTC, besides the architecture and the language
+    name_expression: str  # "mlp_fused<32, 12, ...>", as passed to NVRTC
+    options: tuple[str, ...] = ()  # NVRTC options besides the architecture and the language standard
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What the compiled kernel may use a thread; a test holds it against what the compiler reports."""
+    """Per-thread limits of the compiled kernel; a test compares them with what the compiler reports."""
 
     registers: int
     spill_bytes: int = 0
@@ -37,56 +37,56 @@ class Budget:
 class LaunchConfig:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    shared_bytes: int  # dynamic shared memory a block
-    # Programmatic stream serialisation: the kernel may begin before the one before it ends, and itself waits
-    # (griddepcontrol.wait) before it touches what that one writes or reads.
+    shared_bytes: int  # dynamic, per block
+    # Programmatic dependent launch: the kernel may begin before the previous one ends. It executes griddepcontrol.wait
+    # before it touches memory that the previous one reads or writes.
     overlaps: bool = False
-    cluster: int = 1  # blocks of a cluster, along x; the grid counts blocks all the same
-    cooperative: bool = False  # all blocks are on the GPU at a time, so they may wait for each other
+    cluster: int = 1  # blocks per cluster, along x; the grid still counts blocks
+    cooperative: bool = False  # cooperative launch: all blocks are co-resident, so grid barriers work
 
 
 def in_line(blocks: int, threads: int = 256) -> LaunchConfig:
-    """Blocks along x, one at least, without dynamic shared memory."""
+    """A 1-D grid of at least one block, without dynamic shared memory."""
     return LaunchConfig((max(1, blocks), 1, 1), (threads, 1, 1), 0)
 
 
-# What a kernel is told, in the order of its parameters. The first six are pointers.
+# Kernel arguments, in parameter order. The first six kinds are pointers.
 
 
 @dataclass(frozen=True)
 class Input:
-    """The group's input with this number."""
+    """The group's input of this index."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Output:
-    """The group's output with this number."""
+    """The group's output of this index."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Weight:
-    """What the claim's recipe of this name makes."""
+    """The result of the claim's recipe of this name."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class State:
-    """Memory of this name that launches change and the next call finds as it was left: weights in training, moments."""
+    """Named memory that persists across calls and that launches modify: weights in training, optimiser moments."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class StatusWord:
-    """Where a kernel that looks up ids writes the first bad one (common/status.cuh), and what the host then says.
+    """Where a kernel that looks up ids writes the first bad one (common/status.cuh), and what the host reports.
 
-    The ids are (B, *row_shape), each should be below `limit`. Of a kernel that divides ints, `ids` is the layers'
-    names and the limit 0: what is bad is a divisor of 0.
+    The ids are (B, *row_shape), each below `limit`. For integer division, `ids` holds the layers' names and the limit
+    is 0: a divisor of 0 is bad.
     """
 
     ids: str
@@ -96,7 +96,7 @@ class StatusWord:
 
 @dataclass(frozen=True)
 class Scratch:
-    """A place in the memory that the launches of these steps have for themselves, in bytes from its beginning."""
+    """A byte offset in the scratch memory private to the launches of these steps."""
 
     offset: int
 
@@ -106,7 +106,7 @@ class Int64:
     value: int
 
 
-NOTHING = Int64(0)  # a pointer to nothing
+NOTHING = Int64(0)  # a null pointer
 
 
 @dataclass(frozen=True)
@@ -119,23 +119,24 @@ Memory = Input | Output | Weight | State | Scratch
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A descriptor by which the tensor memory accelerator moves boxes of an array, 128 bytes: a kernel takes it as a
-    `const __grid_constant__` parameter. Sizes are in numbers, the fastest axis first.
+    """A TMA descriptor (CUtensorMap, tiled mode) of 128 bytes, passed as a `const __grid_constant__` parameter.
+
+    Sizes are in elements, the fastest axis first.
     """
 
     of: Memory
-    dtype: str  # of TENSOR_MAP_DTYPES
+    dtype: str  # a key of TENSOR_MAP_DTYPES
     shape: tuple[int, ...]
-    box: tuple[int, ...]
-    swizzle_bytes: int = 0  # 32, 64 or 128: how a box's rows of that size are mixed in shared memory
+    box: tuple[int, ...]  # the tile that one TMA instruction moves
+    swizzle_bytes: int = 0  # 32, 64 or 128: TMA swizzle mode in shared memory; 0: none
 
 
 @dataclass(frozen=True)
 class WindowMap:
-    """A TensorMap of an image (B, H, W, C) whose pixels are moved as windows go over them. Pairs are (W, H).
+    """A TMA descriptor in im2col mode, of an NHWC image, for implicit GEMM. Pairs are (W, H).
 
-    A box is `channels` of `pixels`: those where a window's first tap is, one after the other, from line to line and
-    from image to image: `before` pixels outside of the image at first, in steps of `stride`, `behind` its end at last.
+    A tile is `channels` of `pixels` positions of a window's first tap, in order over rows and images. Positions start
+    `before` pixels outside the image, advance by `stride` and end `behind` pixels past its end.
     """
 
     of: Memory
@@ -144,7 +145,7 @@ class WindowMap:
     channels: int
     pixels: int
     before: tuple[int, int]
-    behind: tuple[int, int]  # below 0: the first tap stays inside
+    behind: tuple[int, int]  # negative: the first tap stays inside the image
     stride: tuple[int, int]
     swizzle_bytes: int = 0
 
@@ -153,14 +154,14 @@ TENSOR_MAP_DTYPES = {
     "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float16": "FLOAT16", "bfloat16": "BFLOAT16",
     "float32": "FLOAT32", "float64": "FLOAT64", "tfloat32": "TFLOAT32",
 }  # fmt: skip
-TENSOR_MAP_BYTES = {**DTYPE_BYTES, "tfloat32": 4}  # of a float32 that is rounded to tf32 when it is read
+TENSOR_MAP_BYTES = {**DTYPE_BYTES, "tfloat32": 4}  # tfloat32: float32 that TMA rounds to tf32 on load
 
 
 @dataclass(frozen=True)
 class Struct:
-    """A parameter that is passed by value: its pointers, then its other bytes. A launch has room for 4 KB."""
+    """A parameter passed by value: its pointers, then its other bytes. A launch takes at most 4 KB of parameters."""
 
-    pointers: tuple[Memory | Int64, ...]  # Int64(0): none there
+    pointers: tuple[Memory | Int64, ...]  # Int64(0): null
     data: bytes
 
 
@@ -169,42 +170,42 @@ Argument = Memory | StatusWord | Int64 | UInt32 | TensorMap | WindowMap | Struct
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One launch, as data."""
+    """One kernel launch, as data."""
 
     program: Program
     config: LaunchConfig
     arguments: tuple[Argument, ...]
     budget: Budget
-    # Which earlier launches of these steps it waits for; None: the one before, (): none, so it begins at once.
+    # The earlier launches of these steps that it waits for. None: the previous one; (): none.
     after: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The launches of a claim, one after the other where they do not say otherwise, and the memory that they share."""
+    """The launches of a claim, sequential unless `after` says otherwise, and their shared scratch memory."""
 
     launches: tuple[KernelLaunch, ...]
     scratch_bytes: int = 0
-    cleared_bytes: int = 0  # of scratch, from its beginning: zero when the first launch begins
+    cleared_bytes: int = 0  # leading scratch bytes that are zero when the first launch begins
 
 
 def status_words(steps: Steps) -> list[StatusWord]:
-    """In the order of the launches."""
+    """All StatusWord arguments, in launch order."""
     return [a for launch in steps.launches for a in launch.arguments if isinstance(a, StatusWord)]
 
 
 class Lowering(Protocol):
-    """`Claim.facts` of every CUDA kernel: what is launched, for any number of rows. Plain data."""
+    """`Claim.facts` of every CUDA kernel: the launches for any batch size. Plain data."""
 
     def at(self, B: int) -> Steps: ...
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One compilable case of a kernel, for `make check-kernels`; each kernel's module lists its own as INSTANCES.
+    """One compilable case of a kernel, for `make check-kernels`; INSTANCES of a kernel's module lists its cases.
 
-    The first of the list is the representative that `make test` compiles.
+    `make test` compiles the first of the list.
     """
 
     name: str  # "decode fp16": the network and the precision
-    launch: Callable[[Device], KernelLaunch]  # for any device of an architecture that the module's ARCHITECTURES name
+    launch: Callable[[Device], KernelLaunch]  # for any device whose architecture is in ARCHITECTURES

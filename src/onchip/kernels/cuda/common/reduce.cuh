@@ -1,10 +1,10 @@
-// common/reduce.cuh: the largest, the smallest, or the sum, of numbers that the threads of a warp, or of a block, hold.
+// common/reduce.cuh: warp and block reductions: max, min, sum.
 //
-// Order   Lane by lane in a tree, then warp by warp: which thread holds what decides it, and nothing else.
+// Order   A shuffle tree over lanes, then warp by warp; it depends only on which thread holds which value.
 #pragma once
 #include "common/accumulator.cuh"
 
-// nothing  before the first number
+// nothing  the identity element
 struct Largest {
     template <class W>
     static __device__ __forceinline__ W join(W a, W b) {
@@ -36,14 +36,14 @@ struct Sum {
     }
 };
 
-// Of all threads that share a row, LANES of a warp or the THREADS of a block. Every one of them gets it.
+// Reduces over LANES threads that share a row: lanes of a warp, or a whole block. All of them get the result.
 template <class Op, int LANES, class W>
 __device__ __forceinline__ W reduce_lanes(W v) {
 #pragma unroll
     for (int mask = (LANES < 32 ? LANES : 32) / 2; mask > 0; mask /= 2) v = Op::join(v, __shfl_xor_sync(~0u, v, mask));
     if constexpr (LANES > 32) {
         __shared__ W of_warps[LANES / 32];
-        __syncthreads();  // nobody still reads what the last one left
+        __syncthreads();  // all reads of the previous reduction are done
         if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = v;
         __syncthreads();
         v = of_warps[0];

@@ -1,8 +1,7 @@
-// common/softmax.cuh: a row made to sum up to 1, whoever holds its numbers.
+// common/softmax.cuh: softmax and log-softmax of a row, wherever its values are stored.
 //
-// A Row has max(); sum(f), of f(v) over every v, which f may change, in an order of its own; and each(f), which puts
-// f(v) in the place of v.
-// max() steps over NaNs: they come back through the sum.
+// A Row provides max(), sum(f) and each(f). sum(f) adds f(v) over every v in its own reduction order, and f may modify
+// v; each(f) replaces v by f(v). max() skips NaNs: they propagate through the sum.
 #pragma once
 
 struct NoNormaliser {

@@ -1,4 +1,4 @@
-"""Values as moves show them: Slices, Reshapes and Permutes as strides, where strides lead there."""
+"""Strided views: folds Slice, Reshape and Permute into strides where that is possible."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from onchip.network.recipe import Array
 
 @dataclass(frozen=True)
 class Heads:
-    """Matrices of a value: where the first number of a row's first one is, then the way from head to head, along the
-    sequence, and along a head's numbers."""
+    """The matrices (heads) of a value: offset of the first element, then strides over heads, sequence and head
+    elements."""
 
     value: str
     first: int
@@ -26,16 +26,16 @@ class Heads:
 
 @dataclass(frozen=True)
 class View:
-    """A value as moves show it. `seen` has a byte for each number of a row, and strides tell where they lie."""
+    """A view of a value. `seen` has one byte per element of a row; its strides are the view's strides in elements."""
 
     value: str
-    row: Array  # all of it
+    row: Array  # the whole row, contiguous
     seen: Array
-    scales: tuple[str, ...] = ()  # weights of one number that it was multiplied by on the way
+    scales: tuple[str, ...] = ()  # scalar weights that it is multiplied by
 
     @staticmethod
     def of(net: Network, inside: Mapping[str, Node], name: str) -> View:
-        """What the moves among `inside` make of a value that none of them makes."""
+        """`name` as a view of the value that the chain of nodes among `inside` starts from."""
         moves: list[Node] = []
         while name in inside:
             moves.append(inside[name])
@@ -56,7 +56,7 @@ class View:
         return View(name, row, seen, tuple(scales))
 
     def heads(self, front: tuple[int, ...], step: int, each: int) -> Heads | None:
-        """Of (*front, S, D), whose axes these are, or (*front, D, S); None where no strides lead there."""
+        """Strides of (*front, S, D) or (*front, D, S); S is axis `step`, D axis `each`. None if not strided."""
         stretched = np.broadcast_to(self.seen, (*front, *self.seen.shape[-2:]))
         flat = stretched.reshape(-1, *stretched.shape[-2:])
         first = flat.ctypes.data - self.row.ctypes.data
@@ -66,7 +66,7 @@ class View:
         return Heads(self.value, first, strides[0], strides[step], strides[each])
 
     def line(self) -> tuple[int, int] | None:
-        """Where the first number is and the way to the next, of all in order; None where it is not always the same."""
+        """Offset of the first element and the stride to the next, over all elements; None if the stride varies."""
         found = View(self.value, self.row, self.seen.reshape(1, 1, -1)).heads((1,), -2, -1)
         return None if found is None else (found.first, found.each)
 

@@ -1,40 +1,39 @@
-// common/window.cuh: windows over images, as pools and depthwise convolutions walk over them.
+// common/window.cuh: sliding windows over images, for pools and depthwise convolutions.
 //
-// A thread makes Q outputs one below the other times U side by side, of V neighbouring channels where those lie last.
-// Threads that lie side by side make outputs that lie side by side, so whatever they read at once is one piece,
-// wherever it begins; a number that several windows of a thread share is read once. The rows of x that a thread needs
-// come one after the other; what becomes of them is a Fold's:
+// A thread computes Q x U outputs (rows x columns), in NHWC for V contiguous channels. Adjacent threads compute
+// adjacent outputs, so loads are coalesced; an input that several windows of a thread share is loaded once. The thread
+// walks over its input rows in order and passes them to a Fold:
 //
-//   take<K, STEP, LEAD>(r, kw, read)  taps kw .. kw + K - 1 of the r-th row: that of the u-th output is
+//   take<K, STEP, LEAD>(r, kw, read)  taps kw .. kw + K - 1 of row r; tap i of output u is
 //                                     number_of(read, LEAD + u * STEP + i)
-//   end_row(r)                        all taps of the row were taken
+//   end_row(r)                        called after all taps of the row
 //
-// Row r is tap r - q * stride of the q-th output, where that is one of its taps: the same for all threads.
+// Row r is tap r - q * stride of output q, where that is a valid tap: the same for all threads.
 #pragma once
 #include "common/fast_divide.cuh"
 #include "common/accumulator.cuh"
 
 constexpr int WINDOW_THREADS = 256;
 
-// Along one axis: the size of x, the outputs, and where their windows lie. Taps before `end` count in a mean over pads.
+// One axis: input size, output count, window geometry. Taps before `end` count in an average that includes padding.
 struct Axis {
     int size, count, taps, stride, before, dilation, end;
 };
 
-// How far apart the neighbours of an array lie, in numbers.
+// Strides of an array, in elements.
 struct Apart {
     long long image, channel, row, column;
 };
 
-// What is known of a launch: how many threads there are, what they are counted by, the axes and the arrays.
+// Launch parameters: thread count, dividers that decode a thread index, axes and strides.
 struct Windows {
-    Divider channels, parts, columns;  // of threads, along each axis of y
+    Divider channels, parts, columns;  // threads along each axis of y
     Axis h, w;
     Apart from, to;
     long long count;
 };
 
-// Where a thread's outputs are.
+// The first output of a thread.
 struct Outputs {
     long long image;
     u32 channel;
@@ -53,30 +52,30 @@ __device__ __forceinline__ Outputs outputs_of(long long thread, const Windows& a
     return mine;
 }
 
-// The v-th channel of column c, where a word has the V channels of a column, or in rows several columns.
+// Channel v of column c. A word holds the V channels of one column (NHWC) or several columns (NCHW).
 template <int V, class Number, int WORDS, int SIZE>
 __device__ __forceinline__ Number number_of(const Number (&read)[WORDS][SIZE], int c, int v) {
     constexpr int P = SIZE / V;
     return read[c / P][c % P * V + v];
 }
 
-// Where windows lie in x, as a thread sees them: its first one begins at (h0, w0), and `from` is there.
+// x as a thread sees it: its first window begins at (h0, w0), and `from` points there.
 template <class T>
 struct View {
     const T* from;
     int h0, w0;
     long long row, column;
-    T empty;  // stands for numbers outside x
+    T empty;  // padding value
 
     __device__ __forceinline__ static bool is_in(int at, int size) {
         return static_cast<u32>(at) < static_cast<u32>(size);
     }
 };
 
-// Windows of KH x KW, their taps side by side, all unrolled: what a thread reads is on its way at once.
+// Undilated windows of KH x KW, fully unrolled: all loads of a thread are in flight together.
 //
-// SW       the steps from output to output, where U of them lie side by side
-// P, LEAD  in rows: P columns are read at once; P divides those of x, and w0 is LEAD past a multiple of it
+// SW       column stride between the U outputs
+// P, LEAD  NCHW: P columns per vector load; P divides the width of x, and w0 is LEAD past a multiple of P
 template <int V, int U, int Q, int P, int LEAD, int KH, int KW, int SH, int SW, class T, class Fold>
 __device__ __forceinline__ void walk(const View<T>& x, int H, int W, Fold& fold) {
     constexpr int WORDS = (LEAD + KW + (U - 1) * SW + P - 1) / P;
@@ -96,10 +95,10 @@ __device__ __forceinline__ void walk(const View<T>& x, int H, int W, Fold& fold)
     }
 }
 
-// The numbers of a row that a turn of walk_any needs.
+// The inputs of a row that one iteration of walk_any needs, in registers.
 template <bool SLIDES, int TURN, int V, int U, class T>
 struct Strip {
-    static constexpr int KEPT = SLIDES ? U - 1 : 0;  // of the turn before
+    static constexpr int KEPT = SLIDES ? U - 1 : 0;  // columns reused from the previous iteration
     const View<T>& x;
     const T* line;
     const Axis& w;
@@ -132,8 +131,8 @@ struct Strip {
     }
 };
 
-// Windows of any size: a row is a loop over its taps, TURN at a time. Where they and the outputs lie side by side it
-// SLIDES: a number is read once for all outputs of a row.
+// Windows of any size: loops over the taps of a row, TURN at a time. SLIDES (stride and dilation 1): each input is
+// loaded once for all outputs of a row.
 template <bool SLIDES, int TURN, int V, int U, int Q, class T, class Fold>
 __device__ __forceinline__ void walk_any(const View<T>& x, const Axis& h, const Axis& w, Fold& fold) {
     const T* line = x.from;
@@ -147,7 +146,7 @@ __device__ __forceinline__ void walk_any(const View<T>& x, const Axis& h, const 
     }
 }
 
-// U x V neighbours of y, of which some columns may be past the end. In rows all are aligned where U divides theirs.
+// Stores U x V outputs; columns past the end are skipped. NCHW: one aligned vector where U divides the row.
 template <bool IS_LAST, class T, int U, int V>
 __device__ __forceinline__ void store_outputs(T* to, const wide_t<T> (&v)[U][V], int wo, const Windows& all) {
     if (!IS_LAST && all.w.count % U == 0) {
@@ -162,7 +161,7 @@ __device__ __forceinline__ void store_outputs(T* to, const wide_t<T> (&v)[U][V],
     }
 }
 
-// The taps of a window that begins at `begin` which lie in 0 .. size - 1.
+// The taps of a window starting at `begin` that fall inside 0 .. size - 1.
 struct Taps {
     int first, end;
 

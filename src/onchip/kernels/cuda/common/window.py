@@ -1,4 +1,4 @@
-"""Windows over images on a GPU, of pools and depthwise convolutions: the host side of common/window.cuh."""
+"""Sliding windows of pools and depthwise convolutions: the host side of common/window.cuh."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from onchip.network.layers import Layer
 from onchip.network.layers.conv import geometry
 
 THREADS = 256
-MOST = 1 << 28  # of an axis: ints count it and the reach of a few windows
+MOST = 1 << 28  # axis size: int32 indices cover it and the overhang of a few windows
 
 
 @dataclass(frozen=True)
 class Axis:
-    size: int  # of x
-    count: int  # of y
+    size: int  # input elements
+    count: int  # outputs
     taps: int
     stride: int
-    before: int  # pads
+    before: int  # padding before the first element
     dilation: int
-    end: int  # taps before it count in a mean over pads
+    end: int  # taps before this index count in an average that includes padding
 
 
-ANY_TOGETHER = (4, 2)  # outputs a thread, one below the other, of windows that are not unrolled
-MOST_FILLED = 1.15  # of outputs in rows: those that threads make, some past the end, of those that there are
+ANY_TOGETHER = (4, 2)  # output rows per thread of windows that are not unrolled: (NCHW, NHWC)
+MOST_FILLED = 1.15  # NCHW: limit on computed outputs (some past the end) / real outputs
 ONE_ROW = Axis(1, 1, 1, 1, 0, 1, 1)
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of images with C channels of which N are made, alike in rows or with channels last."""
+    """The windows over images of C channels that produce N channels; x and y are both NCHW or both NHWC."""
 
     C: int
     N: int
     h: Axis
     w: Axis
-    is_last: bool
+    is_last: bool  # NHWC
     number_bytes: int
-    unrolled: tuple[tuple[int, int, int], ...]  # windows that have a kernel of their own: KH, KW, the steps along h
-    together: tuple[int, int]  # outputs a thread in those, one below the other, at most: in rows, with channels last
-    units: int  # multiprocessors
+    unrolled: tuple[tuple[int, int, int], ...]  # windows with an unrolled kernel: KH, KW, stride along h
+    together: tuple[int, int]  # most output rows per thread in those: (NCHW, NHWC)
+    units: int  # SMs
 
     @property
     def fits(self) -> bool:
-        """Whether ints count an image and the places of its windows."""
+        """Whether int32 indices cover an image and the positions of its windows."""
         rows = self.C * self.h.size * self.w.size, self.N * self.h.count * self.w.count
         return max(rows) < 1 << 31 and max(*astuple(self.h), *astuple(self.w)) < MOST
 
     @property
     def window(self) -> tuple[int, int, int]:
-        """The window that a thread is unrolled for; no such: (0, 0, 0)."""
+        """The window that the kernel is unrolled for; (0, 0, 0) where it is not unrolled."""
         window = (self.h.taps, self.w.taps, self.h.stride)
         is_plain = self.h.dilation == self.w.dilation == 1
         return window if window in self.unrolled and is_plain else (0, 0, 0)
@@ -63,9 +63,9 @@ class Windows:
         return self.window != (0, 0, 0)
 
     def columns(self, channels: int) -> int:
-        """Outputs a thread side by side.
+        """Output columns per thread.
 
-        channels  neighbours that a thread takes, where they lie last
+        channels  per thread, in NHWC
         """
         if not self.is_unrolled:
             most = min(4, 16 // channels) if self.slides else 2 if channels == 1 else 1
@@ -73,14 +73,14 @@ class Windows:
             most = 1
         elif self.is_last:
             most = 2 if self.number_bytes == 2 and 1 < channels <= 4 else 1
-        else:  # of two bytes eight, if they leave no rest
+        else:  # 16-bit elements: eight, if they divide the row
             most = 2 if self.number_bytes > 2 else 4 if self.w.count % 8 else 8
-            if self.w.stride >= self.w.taps:  # no number is read twice: fewer, which then are stored at once
+            if self.w.stride >= self.w.taps:  # windows do not overlap: fewer columns, stored in one vector
                 most = math.gcd(most, self.w.count)
         return 1 << min(most, self.w.count).bit_length() - 1
 
     def rows(self, columns: int) -> int:
-        """Outputs a thread one below the other, of many rows. Not where they would share no row of x."""
+        """Output rows per thread, for a large batch; 1 where they would share no row of x."""
         most = min((self.together if self.is_unrolled else ANY_TOGETHER)[self.is_last], 32 // columns)
         if self.is_unrolled and self.h == ONE_ROW:
             return most
@@ -96,12 +96,12 @@ class Windows:
         return most
 
     def rows_at(self, B: int, channels: int) -> int:
-        """The same for so many rows: one where threads are few. Which outputs a thread makes changes no bit."""
+        """Output rows per thread at batch B: 1 where there are few threads. Results are bit-identical either way."""
         Q = self.rows(self.columns(channels))
         return 1 if 2 * self._threads(B, channels, Q) < self.units * THREADS else Q
 
     def _sizes(self, B: int, channels: int, Q: int) -> tuple[int, int, int]:
-        """Threads of an image, along each axis of y."""
+        """Threads per image, along each axis of y."""
         down, across = math.ceil(self._lines(B).count / Q), math.ceil(self.w.count / self.columns(channels))
         return self.N // channels, down, across
 
@@ -110,13 +110,13 @@ class Windows:
 
     @property
     def slides(self) -> bool:
-        """Whether neighbours along w read neighbours, tap by tap."""
+        """Whether adjacent outputs along w read adjacent inputs at each tap."""
         return self.w.stride == self.w.dilation == 1
 
     def arguments(self, B: int, channels: int) -> tuple[str, LaunchConfig, Struct]:
-        """Template arguments (Index, IS_LAST, V, U, Q, P, LEAD, KH, KW, SH, SW), the blocks, a Windows of window.cuh.
+        """Template arguments (Index, IS_LAST, V, U, Q, P, LEAD, KH, KW, SH, SW), launch config, Windows of window.cuh.
 
-        channels  neighbours that a thread takes, where they lie last
+        channels  per thread, in NHWC
         """
         U, h = self.columns(channels), self._lines(B)
         Q, P = self.rows_at(B, channels), self._word(U)
@@ -132,27 +132,27 @@ class Windows:
         return name, in_line(math.ceil(count / THREADS), THREADS), Struct((), data)
 
     def _turn(self, channels: int) -> int:
-        """Taps that a loop takes at a time: few of many channels, and a common row leaves no rest."""
+        """Taps per iteration of the loop over a row: few with many channels; 7 where it divides the row."""
         return 2 if channels > 1 else 7 if self.w.taps % 7 == 0 else 4
 
     def _word(self, U: int) -> int:
-        """Columns that are read at once: they divide those of x, and the steps from thread to thread."""
+        """Columns per vector load: a divisor of the width of x and of the stride from thread to thread."""
         if self.is_last or not self.is_unrolled:
             return 1
         return math.gcd(self.w.size, U * self.w.stride, 16 // self.number_bytes)
 
     def _lines(self, B: int) -> Axis:
-        """Along h. Of images with one row: those of all rows of the batch, one below the other."""
+        """The axis h. Images of one row are stacked along h over the batch."""
         return Axis(B, B, 1, 1, 0, 1, B) if self.h == ONE_ROW and B < MOST else self.h
 
     def _apart(self, C: int, H: int, W: int, h: Axis) -> tuple[int, int, int, int]:
-        """From image to image, channel to channel, row to row, column to column."""
+        """Strides of image, channel, row and column."""
         channel, row, column = (1, W * C, C) if self.is_last else (H * W, W, 1)
         return C * H * W, channel, row if h is self.h else C * W, column
 
 
 def axes_of(layer: Layer, sizes: tuple[int, ...], counts: tuple[int, ...], taps: tuple[int, ...]) -> tuple[Axis, Axis]:
-    """Along h and w; a signal is an image of one row."""
+    """The axes h and w; 1-D inputs are images of one row."""
     stride, pads, dilation = geometry(layer)
     rank = len(sizes)
     found = [

@@ -1,33 +1,32 @@
-// gemm/batched.cu: y = a b, a stack of matrices times a stack of matrices, on the ordinary cores; sizes are run-time values.
+// gemm/batched.cu: batched GEMM y = a b on CUDA cores (FFMA); sizes are run-time values.
 //
-// Idea    A block makes a SIDE x SIDE tile of one matrix of y, a thread 4 x 4 sums. Slices of a and b of the same k go
-//         through shared memory. Where a stack is stretched, or one operand is a weight, its matrices are found by
-//         strides: nothing is copied.
-// Floor   2 M N K flop a matrix; 4 heads of 1,024 rows with 64 x 32 times 32 x 64: 1.07 Gflop / 66.9 Tflop/s = 16 us,
-//         and 134 MB / 4.8 TB/s = 28 us: short sums are bound by memory.
-// Order   A sum runs over k from the first to the last, by multiply-adds that start from zero; every PART terms it is
-//         added to a total. Neither the tile nor the number of matrices decides anything.
+// Idea    A block computes a SIDE x SIDE tile of one matrix of y, a thread 4 x 4 outputs. Slices of a and b go through
+//         shared memory. Broadcast axes and weights are addressed by batch strides: nothing is copied.
+// Floor   2 M N K flop per matrix; 4 heads of 1,024 rows with 64 x 32 times 32 x 64: 1.07 Gflop / 66.9 Tflop/s = 16 us,
+//         and 134 MB / 4.8 TB/s = 28 us: memory-bound at small K.
+// Order   fma over k in order from zero; every PART elements the partial sum is added to a total. Neither the tile nor
+//         the number of matrices changes it.
 // Layout  a (..., M, K), b (..., K, N), y (..., M, N) row-major.
-// Shared  2 * 16 * (SIDE + 4) numbers: 8 704 B for 64 x 64 floats.
-// Limits  Any M, N, K >= 1, up to 4 axes of the stack; all of one type, float32, float16, bfloat16 or float64; sm_80 up.
+// Shared  2 * 16 * (SIDE + 4) elements: 8 704 B for 64 x 64 floats.
+// Limits  Any M, N, K >= 1, up to 4 batch axes; all of one type: float32, float16, bfloat16 or float64; sm_80 up.
 #include "gemm/batched.cuh"
 #include "common/accumulator.cuh"
 
 constexpr int DEPTH = 16, PART = 128;
 
-// The SIDE x SIDE tile from (first_m, first_n) on of one matrix.
+// The SIDE x SIDE tile at (first_m, first_n) of one matrix.
 template <class T, int SIDE>
 __device__ __forceinline__ void make_tile(const T* a, const T* b, T* y, long long M, long long N, long long K,
                                           long long first_m, long long first_n) {
     using W = wide_t<T>;
     constexpr int THREADS = SIDE * SIDE / 16;
-    // +4: the rows of a slice stay 16 B aligned, and begin in different banks
+    // +4: rows of a slice stay 16 B aligned and begin in different banks
     __shared__ __align__(16) W as[DEPTH][SIDE + 4];
     __shared__ __align__(16) W bs[DEPTH][SIDE + 4];
     const int tm = threadIdx.x / (SIDE / 4) * 4, tn = threadIdx.x % (SIDE / 4) * 4;
     W sums[4][4] = {}, totals[4][4] = {};
     for (long long k = 0; k < K; k += DEPTH) {
-        // Neighbouring threads read neighbours along k of a, and along n of b.
+        // Coalesced: adjacent threads read adjacent k of a, and adjacent n of b.
         for (int i = threadIdx.x; i < SIDE * DEPTH; i += THREADS) {
             const int row = i / DEPTH, d = i % DEPTH;
             const bool is_there = first_m + row < M && k + d < K;
@@ -40,7 +39,7 @@ __device__ __forceinline__ void make_tile(const T* a, const T* b, T* y, long lon
         }
         __syncthreads();
 #pragma unroll 4
-        for (int d = 0; d < DEPTH; ++d) {  // behind the last k, 0 times 0
+        for (int d = 0; d < DEPTH; ++d) {  // past K: 0 * 0
             W av[4], bv[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) av[i] = as[d][tm + i], bv[i] = bs[d][tn + i];
@@ -77,6 +76,7 @@ __global__ void __launch_bounds__(SIDE * SIDE / 16)
     for (long long block = blockIdx.x; block < count * tiles; block += gridDim.x) {
         const long long matrix = block / tiles, tile = block % tiles;
         const Matrices at = stack.matrices(matrix);
-        make_tile<T, SIDE>(a + at.a, b + at.b, y + matrix * M * N, M, N, K, tile / tiles_n * SIDE, tile % tiles_n * SIDE);
+        make_tile<T, SIDE>(a + at.a, b + at.b, y + matrix * M * N, M, N, K, tile / tiles_n * SIDE,
+                           tile % tiles_n * SIDE);
     }
 }

@@ -1,14 +1,14 @@
-// gemm/batched.cuh: where the matrices of stacks are, for gemm/batched.cu and gemm/batched_mma.cu.
+// gemm/batched.cuh: batch strides of gemm/batched.cu and gemm/batched_mma.cu, with broadcasting.
 #pragma once
 
 constexpr int MOST_AXES = 4;
 
 struct Matrices {
-    long long a, b;  // from the first number on
+    long long a, b;  // element offsets
 };
-// Matrix number i of y is divided by each size in turn, the last axis first.
+// Batch axes. The index of a matrix of y is decoded by division, last axis first.
 struct Stack {
-    long long size[MOST_AXES], a_stride[MOST_AXES], b_stride[MOST_AXES];  // strides in numbers; sizes that are not there: 1
+    long long size[MOST_AXES], a_stride[MOST_AXES], b_stride[MOST_AXES];  // elements; 0: broadcast; missing sizes: 1
 
     __device__ __forceinline__ Matrices matrices(long long i) const {
         Matrices at = {0, 0};

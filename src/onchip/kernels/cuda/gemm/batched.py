@@ -1,4 +1,4 @@
-"""Products of two values on a GPU: the host side of gemm/batched.cu."""
+"""Batched GEMM on CUDA cores: the host side of gemm/batched.cu."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-MOST_AXES = 4  # of a stack of matrices, the batch among them
-SMALL = 32  # rows and columns of a tile, if a matrix has no more; else twice as many
+MOST_AXES = 4  # batch axes, including B
+SMALL = 32  # tile side where a matrix has at most as many rows and columns; else twice that
 MOST_BLOCKS = 2**31 - 1
-RATE = 0.3  # of the ordinary cores'; assumed
+RATE = 0.3  # share of the CUDA cores' peak; assumed
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A value or a weight: where it is, and the shape of a row, in front of which a value has the batch."""
+    """A value or a weight: its memory and its shape without the batch axis, which only a value has."""
 
     at: Memory
     row: tuple[int, ...]
 
     def strides(self, front: tuple[int, ...]) -> tuple[int, ...]:
-        """From matrix to matrix along the batch and the axes in front; 0 where it is stretched."""
+        """Matrix strides along B and the leading axes; 0 where broadcast."""
         row = (1,) * (2 + len(front) - len(self.row)) + self.row
         steps = [math.prod(row[axis + 1 :]) if row[axis] > 1 else 0 for axis in range(len(front))]
         return (0 if isinstance(self.at, Weight) else math.prod(row), *steps)
@@ -56,12 +56,12 @@ class Operand:
 
 @dataclass(frozen=True)
 class MatMulShape:
-    """What any kernel has to know of a product."""
+    """A batched GEMM y = a b, for any kernel."""
 
     dtype: str
     a: Operand
     b: Operand
-    front: tuple[int, ...]  # axes of a row of y in front of its matrices
+    front: tuple[int, ...]  # leading axes of y, without B
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -69,7 +69,7 @@ class MatMulShape:
         return self.a.row[-2], self.b.row[-1], self.a.row[-1]
 
     def count(self, B: int) -> int:
-        """Of matrices."""
+        """Number of matrices."""
         return B * math.prod(self.front)
 
     def tiles(self, B: int, side: int) -> int:
@@ -81,7 +81,7 @@ class MatMulShape:
         return (self.a.at, self.b.at, Output(0), *map(Int64, (self.count(B), *self.sizes)), self._stack(B))
 
     def _stack(self, B: int) -> Struct:
-        """`Stack` of gemm/batched.cuh: axes that are not there are in front."""
+        """The struct Stack of gemm/batched.cuh; missing axes come first."""
         columns = (B, *self.front), self.a.strides(self.front), self.b.strides(self.front)
         missing = MOST_AXES - len(columns[0])
         numbers = [n for column, none in zip(columns, (1, 0, 0), strict=True) for n in (*(none,) * missing, *column)]
@@ -105,7 +105,7 @@ class MatMulLowering(MatMulShape):
 class MatMulAlone:
     name = "matmul"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+    precisions = tuple(PRECISIONS)  # always computes in float32, or float64
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
@@ -138,13 +138,13 @@ def label_of(kernel: str, product: MatMulShape) -> str:
 
 
 def moved_bytes(net: Network, node: Node, recipes: Mapping[str, Recipe]) -> tuple[int, int]:
-    """Of a row, and of a launch."""
+    """Bytes per row of the batch, and bytes of weights per launch."""
     values = dict.fromkeys((*node.inputs, node.name))
     return sum(net.types[name].row_bytes for name in values), sum(recipe.nbytes for recipe in recipes.values())
 
 
 def operands_of(net: Network, node: Node) -> tuple[MatMulShape, dict[str, Recipe]]:
-    """And the weight among them, if one is."""
+    """The batched GEMM of a MatMul node, and the recipe of its weight operand, if any."""
     y, values = net.types[node.name], tuple(dict.fromkeys(node.inputs))
     operands = [Operand(Input(values.index(name)), net.types[name].row_shape) for name in node.inputs]
     recipes = {}

@@ -1,24 +1,23 @@
-// gemm/batched_mma.cu: y = a b, a stack of matrices times a stack of matrices, on the tensor cores of every chip; sizes are
-// run-time values.
+// gemm/batched_mma.cu: batched GEMM y = a b by mma.sync; sizes are run-time values.
 //
-// Idea    A block makes a SIDE x SIDE tile of one matrix of y, four warps a quarter each. Slices of a and b of the same k
-//         go by way of registers to shared memory, one while the one before is multiplied. Numbers are rounded, and a
-//         float32 is split into two tf32, where fragments are read. Matrices are found by strides: nothing is copied.
-// Floor   2 M N K flop a matrix, three times that of tf32 for fp32: 64 matrices of 512 cubed: 17.2 Gflop * 3 / 494 Tflop/s
-//         = 104 us.
-// Order   A sum runs over k, STEP terms an instruction, and is added to a total every 32 terms. Neither the tile
-//         nor the number of matrices decides anything.
+// Idea    A block computes a SIDE x SIDE tile of one matrix of y, four warps a quarter each. Slices of a and b go
+//         through registers to double-buffered shared memory, the next while the current one is multiplied. Values are
+//         rounded, or split (3xTF32), when fragments are read. Batch strides address the matrices: nothing is copied.
+// Floor   2 M N K flop per matrix, three times that in tf32 for fp32: 64 matrices of 512 cubed: 17.2 Gflop * 3 /
+//         494 Tflop/s = 104 us.
+// Order   k in order, STEP elements per instruction; every 32 elements the partial sum is added to a total. Neither the
+//         tile nor the number of matrices changes it.
 // Layout  a (..., M, K), b (..., K, N), y (..., M, N) row-major.
 // Shared  2 * (SIDE * 36 + 32 * (SIDE + 8)) floats: 36 864 B for 64 x 64.
-// Limits  Any M, N, K >= 1, up to 4 axes of the stack; IS_WHOLE: rows of a, b and y are multiples of four numbers, all
-//         aligned; float32, float16 or bfloat16 in memory; sm_80 up. In fp32, what meets an infinity is a NaN.
+// Limits  Any M, N, K >= 1, up to 4 batch axes; IS_WHOLE: rows of a, b and y are multiples of four elements, aligned;
+//         float32, float16 or bfloat16 in memory; sm_80 up. In fp32, infinite inputs give NaN.
 #include "gemm/batched.cuh"
 #include "mma/fragments.cuh"
 
 constexpr int DEPTH = 32, THREADS = 128;
-constexpr int A_LINE = DEPTH + 4;  // rows of a begin 4 banks apart: 8 rows' words of 4 lanes lie in 32 of them
+constexpr int A_LINE = DEPTH + 4;  // +4: rows begin 4 banks apart, so 8 rows x 4 lanes touch 32 banks
 
-// Four neighbours, of which `left` are there.
+// Four elements; those past the first `left` are zero.
 template <bool IS_WHOLE, class T>
 __device__ __forceinline__ float4 read_four(const T* from, long long left) {
     if constexpr (IS_WHOLE) return left > 0 ? load4(from) : float4{0.0f, 0.0f, 0.0f, 0.0f};
@@ -73,7 +72,7 @@ __global__ void __launch_bounds__(THREADS)
                 Words<P, 4> left[MT];
                 Words<P, 2> right[NT];
 #pragma unroll
-                for (int i = 0; i < 4 * MT; ++i) {  // word i % 4: row g or g + 8, the first or the second of the lane's
+                for (int i = 0; i < 4 * MT; ++i) {  // word i % 4: row g or g + 8, first or second k word
                     const float* from = &as[stage][row + i / 4 * 16 + i % 2 * 8 + g][s * P::STEP];
                     if constexpr (P::PER_WORD == 2) {
                         const float2 two = *reinterpret_cast<const float2*>(from + 2 * q + i % 4 / 2 * 8);
@@ -100,7 +99,7 @@ __global__ void __launch_bounds__(THREADS)
                         close_part<P>(totals[i][j], sums[i][j], s, DEPTH / P::STEP);
                     }
             }
-            if (is_more) write_slice(stage ^ 1);  // where nobody reads: all have passed the barrier behind the slice before
+            if (is_more) write_slice(stage ^ 1);  // last read before the previous barrier
             __syncthreads();
         }
 #pragma unroll

@@ -1,4 +1,4 @@
-"""Products of two values on a GPU's tensor cores: the host side of gemm/batched_mma.cu."""
+"""Batched GEMM by mma.sync: the host side of gemm/batched_mma.cu."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS = 128
-# Shares of the tensor cores' rate, of full tiles; assumed: numbers of 16 bits are packed on the way.
+# Shares of the tensor cores' peak, for full tiles; assumed. 16-bit values are packed when fragments are read.
 RATES = {"fp32": 0.3, "tf32": 0.2, "fp16": 0.12, "bf16": 0.12}
 
 
@@ -53,12 +53,12 @@ class MatMulMmaLowering(MatMulShape):
 
     @property
     def is_whole(self) -> bool:
-        """Whether four neighbours are all there, aligned."""
+        """Whether rows divide into aligned vectors of four elements."""
         _, N, K = self.sizes
         return N % 4 == 0 and K % 4 == 0
 
     def rate(self, B: int, units: int) -> float:
-        """What is made beside y, and multiprocessors that have nothing to do."""
+        """Estimated share of the peak rate: counts tile overhang and idle SMs in the last wave."""
         M, N, _ = self.sizes
         tiles = self.tiles(B, self.side)
         full = self.count(B) * M * N / (tiles * self.side**2)
@@ -85,7 +85,7 @@ class MatMulMma:
             return
         y = net.types[node.name]
         if y.dtype not in NUMBERS or len(y.row_shape) - 2 >= MOST_AXES or not y.row_size:
-            return  # gemm/batched.py says why, where it does not take it either
+            return  # gemm/batched.py reports the reason where it refuses too
         product, recipes = operands_of(net, node)
         lowering = MatMulMmaLowering(**vars(product), precision=job.precision)
         computed = PRECISIONS[job.precision]

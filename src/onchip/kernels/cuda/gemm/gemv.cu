@@ -1,16 +1,13 @@
-// gemm/gemv.cu: y = activation(x w^T + bias + other) for few rows, of any sizes, which are run-time values.
+// gemm/gemv.cu: gemv and skinny GEMM, y = activation(x w^T + bias + other) for few rows; M, N, K are run-time values.
 //
-// Idea    With few rows a product is as fast as weights are read. They go from memory to registers, 16 bytes a load, many
-//         loads of a lane under way at a time, and meet each other nowhere: no shared memory, no barrier before the end.
-//         A block makes a few columns of y; its warps take turns along k, and add up at the end. The first weights are
-//         on their way before the kernel before this one ends.
-//         product_few_mma multiplies on the tensor cores: 16 rows of x by 8 columns. Which k meets in which place of an
-//         instruction is free, so a lane's 16 bytes are what it multiplies. product_few_fma multiplies on the ordinary
-//         cores: lanes along k, true fp32.
-// Order   Warp i of 8 has pieces i, i + 8, ... of k. By mma: pieces of 32, in two steps of 16. By fma: pieces of 32 V, of
-//         which lane l has V from V l on; then lanes 16 apart add up, 8, 4, 2 and 1. Then the warps, from the first to the
-//         last, the bias and the other value. Neither M nor N decides anything.
-// Floor   Weights once: 4,096 x 4,096 in fp16: 33.6 MB / 4.8 TB/s = 7.0 us from memory, at most 33 TB/s from L2: 1.0 us.
+// Idea    Bandwidth-bound: weights stream from memory to registers, 16 bytes per load, many loads in flight per lane. A
+//         block computes a few columns of y; its warps split K and reduce through shared memory at the end. The first
+//         weight loads overlap the previous kernel (programmatic dependent launch).
+//         product_few_mma uses mma.sync, 16 rows x 8 columns; k is permuted so that a lane's 16 bytes are its fragment.
+//         product_few_fma uses CUDA cores (FFMA) with lanes along k: true fp32.
+// Order   Warp i of 8 has chunks i, i + 8, ... of k. mma: chunks of 32, in two steps of 16. fma: chunks of 32 V, V per
+//         lane, then a shuffle tree (16, 8, 4, 2, 1). Then warps in order, bias, other. Independent of M and N.
+// Floor   Weights once. 4,096 x 4,096 in fp16: 33.6 MB / 4.8 TB/s = 7.0 us from memory; from L2 (33 TB/s) 1.0 us.
 // Layout  x (M, K), w (N, K), y (M, N) row-major, each 16 B aligned; bias (N), other (M, N) or none.
 // Shared  8 * ROWS * COLUMNS floats: 8 KB for 16 x 16.
 // Limits  Any M, N, K; x and y float32, float16 or bfloat16. mma: K a multiple of 8. fma: V = 1, or K a multiple of V.
@@ -20,7 +17,7 @@
 
 constexpr int WARPS = 8;
 
-// A block's first row and column of y. All columns of some rows come one after the other: weights are what is shared.
+// A block's first row and column of y; blocks go along the columns first.
 template <int ROWS, int COLUMNS>
 struct FewPlace {
     long long m, n;
@@ -32,7 +29,7 @@ struct FewPlace {
     }
 };
 
-// What the warps have of a tile, added up, and what becomes of it.
+// Cross-warp reduction of a tile, and its epilogue.
 template <int ROWS, int COLUMNS, class Y>
 __device__ __forceinline__ void add_up_warps(const float (&sums)[WARPS][ROWS][COLUMNS], const float* bias,
                                              const Y* other, Y* y, long long m, long long n, long long M, long long N,
@@ -51,11 +48,11 @@ __device__ __forceinline__ void add_up_warps(const float (&sums)[WARPS][ROWS][CO
     }
 }
 
-// -- the tensor cores -----------------------------------------------------------------------------------------
+// -- tensor cores (mma.sync) ----------------------------------------------------------------------------------
 
-constexpr int PIECE = 32;  // of k: eight numbers of each of four lanes
+constexpr int PIECE = 32;  // elements of k per chunk: eight per lane, four lanes
 
-// Eight neighbours as four words of P's numbers.
+// Eight contiguous elements as four fragment words of P.
 template <class P, class X>
 __device__ __forceinline__ uint4 read8(const X* from) {
     using Number = typename P::Number;
@@ -67,7 +64,7 @@ __device__ __forceinline__ uint4 read8(const X* from) {
     }
 }
 
-// MT times 16 rows, NT times 8 columns; PIECES of k are under way at a time.
+// 16 MT rows, 8 NT columns; PIECES chunks of k are in flight.
 template <class P, class X, class Y, int MT, int NT, int PIECES>
 __global__ void __launch_bounds__(32 * WARPS, MT == 1 ? 2 : 1)
 product_few_mma(const X* x, const typename P::Number* w, const float* bias, const Y* other, Y* y, long long M,
@@ -86,7 +83,7 @@ product_few_mma(const X* x, const typename P::Number* w, const float* bias, cons
                 weights[i][j] = k < K && n < N ? *reinterpret_cast<const uint4*>(w + n * K + k) : uint4{0, 0, 0, 0};
             }
     };
-    long long k = warp * PIECE + 8 * q;  // the lane's
+    long long k = warp * PIECE + 8 * q;  // of this lane
     let_next_begin();
     read_weights(k);
     wait_for_kernel_before();
@@ -128,9 +125,9 @@ product_few_mma(const X* x, const typename P::Number* w, const float* bias, cons
                  Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
 }
 
-// -- the ordinary cores ---------------------------------------------------------------------------------------
+// -- CUDA cores (FFMA) ----------------------------------------------------------------------------------------
 
-// V neighbours in float32: 16 bytes of float32, 8 of the others, or one number.
+// V elements as float32: one vector load for V = 4, or a single element.
 template <int V, class T>
 __device__ __forceinline__ void read_wide(float (&to)[V], const T* from, bool is_there) {
     if constexpr (V == 4) {
@@ -145,7 +142,7 @@ template <class X, class W, class Y, int ROWS, int COLUMNS, int V, int PIECES>
 __global__ void __launch_bounds__(32 * WARPS, 2)
 product_few_fma(const X* x, const W* w, const float* bias, const Y* other, Y* y, long long M, long long N, long long K,
                 u32 code, u32 a_bits, u32 b_bits) {
-    constexpr long long STEP = 32 * V * WARPS;  // from a piece of a warp to its next
+    constexpr long long STEP = 32 * V * WARPS;  // from a chunk of a warp to its next
     __shared__ float sums[WARPS][ROWS][COLUMNS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const FewPlace<ROWS, COLUMNS> place(N);
@@ -160,7 +157,7 @@ product_few_fma(const X* x, const W* w, const float* bias, const Y* other, Y* y,
                 read_wide<V>(weights[i][j], w + (is_there ? n * K + k : 0), is_there);
             }
     };
-    long long k = (warp * 32 + lane) * V;  // the lane's
+    long long k = (warp * 32 + lane) * V;  // of this lane
     let_next_begin();
     read_weights(k);
     wait_for_kernel_before();

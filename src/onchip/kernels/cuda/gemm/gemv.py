@@ -1,4 +1,4 @@
-"""Host side of gemm/gemv.cu: a Linear over few rows, as fast as its weights are read."""
+"""Gemv and skinny GEMM: the host side of gemm/gemv.cu. A Linear over few rows, bound by reading its weights."""
 
 from __future__ import annotations
 
@@ -39,29 +39,28 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-OVERLAPPING = ("sm_90a", "sm_100", "sm_120")  # chips whose kernels may begin before the one before ends
+OVERLAPPING = ("sm_90a", "sm_100", "sm_120")  # support programmatic dependent launch
 WARPS = 8
-PIECE = 32  # of k, by mma
-BLOCKS = 2  # of a multiprocessor at a time
-FMA_COLUMNS, FMA_PIECES = 4, {1: 4, 4: 2, 8: 1}  # by the rows of a block: pieces of k under way at a time
-MOST_ROWS = 128  # for which it is planned: with more, others read weights fewer times
-# By mma, as measured with 1 to 64 rows, 128 to 4,096 columns and terms: what a warp waits for 16 rows of x, and the
-# share of the cache's peak that all blocks reach together. What comes before the first product and behind the last is
-# hidden: the next launch has begun.
+PIECE = 32  # elements of k per chunk, by mma
+BLOCKS = 2  # resident per SM
+FMA_COLUMNS, FMA_PIECES = 4, {1: 4, 4: 2, 8: 1}  # chunks of k in flight, by rows per block
+MOST_ROWS = 128  # with more rows, other kernels read the weights fewer times
+# mma, measured with M from 1 to 64, N and K from 128 to 4,096: wait of a warp for 16 rows of x, and the share of L2's
+# peak bandwidth that all blocks reach. Prologue and epilogue are hidden: they overlap adjacent launches.
 ROWS_US, CACHE_SHARE = 0.3, 0.29
-# By fma, so: what a block takes for each of its rows, of all multiprocessors' time, and what of that is hidden.
+# fma, measured likewise: time per row of a block, averaged over all SMs, and the part of it that is hidden.
 FMA_ROW_US, FMA_HIDDEN_US = 0.0013, 1.2
-MMA_RATE, FMA_RATE = 0.3, 0.4  # estimates, not measured: shares of the cores' rates
+MMA_RATE, FMA_RATE = 0.3, 0.4  # shares of the peak rates; estimated, not measured
 
 
 @dataclass(frozen=True)
 class FewProduct:
-    """y (M, N) = activation(x (M, K) w^T + bias), w (N, K)."""
+    """y (M, N) = activation(x (M, K) w^T + bias), w (N, K), for small M."""
 
     M: int
     N: int
     K: int
-    precision: str  # of PRECISIONS
+    precision: str  # a key of PRECISIONS
     dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
     activation: Elementwise | None = None
 
@@ -71,18 +70,18 @@ class FewProduct:
 
     @property
     def vector(self) -> int:
-        """Numbers of k that a lane reads at a time, by fma."""
+        """Elements of k per load of a lane, by fma."""
         return 4 if self.K % 4 == 0 else 1
 
     def tile(self, units: int) -> tuple[int, int]:
-        """Rows and columns of a block. Two times as many columns where all blocks do not find room at once."""
+        """Rows and columns of a block. Twice the columns where the blocks exceed one wave."""
         if self.by_mma:
             return 16 if self.M <= 16 else 64, 8 if math.ceil(self.N / 8) <= BLOCKS * units else 16
         return next((rows for rows in FMA_PIECES if rows >= self.M), max(FMA_PIECES)), FMA_COLUMNS
 
     @property
     def resident(self) -> int:
-        """Blocks that a multiprocessor has room for."""
+        """Resident blocks per SM."""
         return 1 if self.by_mma and self.M > 16 else BLOCKS
 
     def count(self, units: int) -> int:
@@ -95,7 +94,7 @@ class FewProduct:
         return f"k {how}, {WARPS} warps by turns of {piece}"
 
     def least_us(self, device: Device) -> float:
-        """Weights once for all rows of a block, rows once for all columns; or rows of a block that come by sixteens."""
+        """Least time: weights once per row tile, rows once per column tile from L2; or the latency of reading rows."""
         rows, columns = self.tile(device.units)
         w_bytes = math.ceil(self.M / rows) * self.N * self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype]
         x_bytes = math.ceil(self.N / columns) * self.M * self.K * DTYPE_BYTES[self.dtypes[0]]
@@ -108,11 +107,11 @@ class FewProduct:
 
     @staticmethod
     def pieces(rows: int, columns: int) -> int:
-        """Of k that are under way at a time, by mma."""
+        """Chunks of k in flight, by mma."""
         return (64 if rows == 16 else 32) // columns
 
     def rate(self, units: int) -> float:
-        """Share of the device's rate: rows of a block that are not there, multiprocessors without a block."""
+        """Estimated share of the peak rate: counts empty rows of a block and SMs without a block."""
         rows, _ = self.tile(units)
         full = self.M / (math.ceil(self.M / rows) * rows)
         return (MMA_RATE if self.by_mma else FMA_RATE) * full * min(1.0, self.count(units) / units)
@@ -120,7 +119,7 @@ class FewProduct:
     def launch(
         self, device: Device, x: Argument, w: Argument, bias: Argument, y: Argument, other: Argument = NOTHING
     ) -> KernelLaunch:
-        """bias  of N float32, or Int64(0): none; other: of M N numbers as y's"""
+        """bias  (N) float32, or Int64(0): none; other: residual (M, N) of y's type, or Int64(0)"""
         rows, columns = self.tile(device.units)
         given, made = (NUMBERS[dtype] for dtype in self.dtypes)
         computed = PRECISIONS[self.precision]
@@ -135,7 +134,7 @@ class FewProduct:
         )
         sizes = Int64(self.M), Int64(self.N), Int64(self.K)
         arguments = (x, w, bias, other, y, *sizes, *map(UInt32, activation_words(self.activation)))
-        # Rows of float32 take twice the registers until they are rounded: chips after Hopper set a few words aside.
+        # float32 rows take twice the registers until they are rounded: the compiler spills a few words after sm_90.
         budget = Budget(min(255, 65536 // (256 * self.resident)), spill_bytes=16)
         return KernelLaunch(Program(SOURCE, head), config, arguments, budget)
 
@@ -147,10 +146,10 @@ class FewProduct:
 class FewLowering:
     """A Linear and its activation as one launch."""
 
-    product: FewProduct  # of one row of the batch
+    product: FewProduct  # at B = 1
     has_bias: bool
     device: Device
-    other: int | None = None  # which of the inputs is added
+    other: int | None = None  # input index of the residual
 
     def at(self, B: int) -> Steps:
         product = replace(self.product, M=B * self.product.M)
@@ -167,7 +166,7 @@ class ProductFew:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """One Linear, with its activation and the Casts around it, or with an Add, for a job of few rows."""
+        """One Linear with its activation and surrounding Casts, or with a residual Add, for jobs of few rows."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
         if chain is None or mlp_tensor.why_not(net, chain, device, job):
             return
@@ -199,7 +198,7 @@ def _claim(net: Network, run: Residual, device: Device, job: Job) -> Claim:
         why="few rows: as fast as weights are read",
         recipes=recipes,
         order=product.order,
-        reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # by every block
+        reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # once per block
         facts=FewLowering(product, layer.bias is not None, device, run.other_input(net)),
     )
 

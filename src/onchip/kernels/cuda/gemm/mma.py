@@ -1,4 +1,4 @@
-"""Host side of gemm/mma.cu: a Linear of any shape on the tensor cores of every chip."""
+"""mma.sync GEMM: the host side of gemm/mma.cu. A Linear of any shape on the tensor cores of sm_80 and up."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-# Of its rate, where product_wgmma takes the same layers, by the parts of a number: as measured with up to 256 rows.
+# Rate factor on sm_90a, by the tf32 parts of a weight, measured with up to 256 rows: product_wgmma competes there.
 HOPPER_SHARE = {1: 0.6, 2: 1.0}
 
 
 @dataclass(frozen=True)
 class MmaProduct:
-    """y (M, N) = activation(x (M, K) w^T + bias), w (N, pitch), of fp32 (2, N, pitch)."""
+    """y (M, N) = activation(x (M, K) w^T + bias), w (N, pitch), in fp32 (2, N, pitch)."""
 
     M: int
     N: int
@@ -55,34 +55,34 @@ class MmaProduct:
 
     @property
     def pitch(self) -> int:
-        """Of rows of w, which are filled up to whole units."""
+        """Row stride of w: K padded to whole 16-byte units."""
         return round_up(self.K, unit_of(self.precision))
 
     @property
     def piece(self) -> int:
-        """Bytes that rows of x are a multiple of, up to 16."""
+        """Alignment of rows of x in bytes, up to 16."""
         return math.gcd(self.K * DTYPE_BYTES[self.dtypes[0]], 16)
 
     @property
     def is_whole(self) -> bool:
-        """Whether rows of x are whole units."""
+        """Whether rows of x are whole 16-byte units."""
         return self.pitch == self.K and self.piece == 16
 
     def work(self, units: int, scale: float, tile: MmaTile) -> float:
-        """Products that would take as long at the device's rate."""
+        """Estimated cost, in multiply-adds at the device's peak rate: whole waves of tiles."""
         rounds = math.ceil(tile.count(self.M, self.N) / units)
         return rounds * units * tile.work(round_up(self.K, depth_of(self.precision)), scale, self.is_whole)
 
     def tile(self, units: int, scale: float) -> MmaTile:
-        """The one that should be done first. All make the same bits."""
+        """The tile with the least estimated cost. All tiles give the same bits."""
         return min(tiles_of(self.precision, self.is_whole), key=lambda tile: self.work(units, scale, tile))
 
     def rate(self, units: int, scale: float) -> float:
-        """Share of the device's rate, of products that are asked for."""
+        """Estimated share of the device's peak rate."""
         return self.M * self.N * self.K / self.work(units, scale, self.tile(units, scale))
 
     def launch(self, tile: MmaTile, x: Argument, w: Argument, bias: Argument, y: Argument) -> KernelLaunch:
-        """bias  of N float32, or Int64(0): none"""
+        """bias  (N) float32, or Int64(0): none"""
         given, made = (NUMBERS[dtype] for dtype in self.dtypes)
         head = f"{PRECISIONS[self.precision].name}, {given}, {made}"
         tiled = f"{tile.template(self.precision, self.dtypes[0])}, {'true' if self.is_whole else 'false'}"
@@ -98,10 +98,10 @@ class MmaProduct:
 class MmaLowering:
     """A Linear and its activation as one launch."""
 
-    product: MmaProduct  # of one row of the batch
+    product: MmaProduct  # at B = 1
     has_bias: bool
     units: int
-    scale: float  # of tiles' rates (mma/mma_tile.py)
+    scale: float  # scale_of of mma/mma_tile.py
 
     def at(self, B: int) -> Steps:
         product = replace(self.product, M=B * self.product.M)
@@ -118,7 +118,7 @@ class ProductMma:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """One Linear, with its activation and the Casts around it, where mlp_tensor has no room for it."""
+        """One Linear with its activation and surrounding Casts, where it does not fit in mlp_tensor."""
         chain = plain_layer(net, start, device, job)
         if isinstance(chain, Chain):
             yield _claim(net, chain, device, job)
@@ -136,7 +136,7 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
         label=f"{ProductMma.name}<{chain.label}>",
         nodes=chain.nodes,
         price=Price(
-            price.row_flop * (3 if is_split else 1),  # three products of tf32 for one of fp32
+            price.row_flop * (3 if is_split else 1),  # 3xTF32
             price.row_bytes,
             sum(made.nbytes for made in recipes.values()),
             precision="tf32" if is_split else "",
@@ -145,7 +145,7 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
         why="tensor cores, a tile a block",
         recipes=recipes,
         order=f"k in steps of {computed.step} by mma" + (f", parts of {PART}" if is_split else ""),
-        reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # by every column of tiles
+        reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # once per column of tiles
         facts=MmaLowering(product, layer.bias is not None, device.units, scale_of(device, job.precision)),
     )
 

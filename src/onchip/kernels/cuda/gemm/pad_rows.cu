@@ -1,10 +1,9 @@
-// gemm/pad_rows.cu: rows with zeros behind them, so that each begins at a multiple of 16 bytes.
+// gemm/pad_rows.cu: zero-pads rows to multiples of 16 bytes, as TMA requires.
 //
-// Idea    The tensor memory accelerator moves rows that begin there and no others. A lane writes 16 bytes, from words as
-//         long as all rows are multiples of; lanes of a row are neighbours.
+// Idea    A lane writes 16 bytes, read in the widest words that divide a row. Adjacent lanes share a row.
 // Floor   Bytes in and out: 5,248 rows of 100 float16: 2.1 MB, which stay in L2: 0.1 us, and a launch.
 // Layout  x (M, words) and y (M, pieces) row-major, y 16 B aligned; a piece is 16 bytes.
-// Limits  Any sizes; 2^lanes neighbours have a row, at most a warp's 32; sm_80 up.
+// Limits  Any sizes; 2^lanes lanes per row, at most 32; sm_80 up.
 #include "mma/tma.cuh"
 
 template <class Word>

@@ -1,4 +1,4 @@
-"""Rows with zeros behind them on a GPU: the host side of gemm/pad_rows.cu, for kernels that move boxes of rows."""
+"""Zero-padding of rows for kernels that load by TMA: the host side of gemm/pad_rows.cu."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from onchip.network.recipe import Array, recipe_op
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
-PIECE_BYTES = 16  # of which a row is a multiple then
+PIECE_BYTES = 16  # padded rows are multiples of this
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 THREADS, BLOCKS_A_UNIT = 256, 8
 
 
 def padded(K: int, item_bytes: int) -> int:
-    """Numbers of a row of K with as many zeros behind them as make whole pieces."""
+    """K elements, padded to whole 16-byte pieces."""
     return -(-K * item_bytes // PIECE_BYTES) * PIECE_BYTES // item_bytes
 
 
 @recipe_op
 def padded_rows(weight: Array, K: int) -> Array:
-    """(N, fewer than K) as (N, K), with zeros behind each row."""
+    """The weight (N, less than K) zero-padded to (N, K)."""
     return np.pad(weight, ((0, 0), (0, K - weight.shape[1])))
 
 
 def pad_rows(M: int, row_bytes: int, units: int, x: Argument, y: Argument) -> KernelLaunch:
-    """x (M, row_bytes), to y (M, row_bytes and zeros)."""
+    """Copies x (M, row_bytes) to y (M, row_bytes padded with zeros)."""
     word = math.gcd(PIECE_BYTES // 2, row_bytes)
     pieces = -(-row_bytes // PIECE_BYTES)
     lanes = min(5, (pieces - 1).bit_length())

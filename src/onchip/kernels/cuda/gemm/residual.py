@@ -1,4 +1,4 @@
-"""A Linear and the Add behind it: what products on a GPU take along."""
+"""A Linear and the residual Add after it, fused in the epilogue of GEMMs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onchip.plan.kernel import Price
 
 @dataclass(frozen=True)
 class Residual:
-    """A chain of one layer; with `other`, the value that an Add behind its product adds, before the activation."""
+    """A chain of one layer; `other` is the residual that the epilogue adds before the activation, or empty."""
 
     chain: Chain
     other: str = ""
@@ -24,7 +24,7 @@ class Residual:
         return f"{self.chain.label},Add" if self.other else self.chain.label
 
     def other_input(self, net: Network) -> int | None:
-        """Which of the group's inputs it is."""
+        """The index of the residual among the group's inputs."""
         given = net.by_name[self.chain.nodes[0]].inputs[0]
         return len({given, self.other}) - 1 if self.other else None
 
@@ -35,8 +35,10 @@ class Residual:
 
 
 def residuals(net: Network, start: int, chain: Chain) -> Iterator[Residual]:
-    """The chain of one layer that begins at net.nodes[start]: by itself, and with the Add behind it, and the activation
-    behind that, where nobody else reads what is in between."""
+    """The chain of one layer at net.nodes[start]: alone, with the Add after it, and with the activation after that.
+
+    An intermediate value that another node reads is not fused.
+    """
     yield Residual(chain)
     (layer,), end = chain.layers, start + len(chain.nodes)
     last, add, active = (net.nodes[i] if i < len(net.nodes) else None for i in range(end - 1, end + 2))

@@ -1,25 +1,23 @@
-// gemm/simt.cu: y = activation(x w^T + bias) on the ordinary cores, of any sizes, which are run-time values: one compilation
-// for every network.
+// gemm/simt.cu: GEMM on CUDA cores (FFMA), y = activation(x w^T + bias); M, N, K are run-time values.
 //
-// Idea    A block makes a tile of y, a thread TM x TN sums. Slices of x and w of the same K go through shared memory, two
-//         buffers in turns: while one is multiplied the next is on its way in registers.
-// Order   A sum runs over k from the first to the last, by multiply-adds that start from zero; every PART terms it is
-//         added to a total. Then comes the bias. Neither the tile nor M decides anything: a row has the same bits in every
-//         batch.
+// Idea    A block computes a tile of y, a thread TM x TN outputs. Slices of x and w go through double-buffered shared
+//         memory: while one is multiplied, the next is in flight to registers.
+// Order   fma over k in order from zero; every PART elements the partial sum is added to a total. Then the bias.
+//         Neither the tile nor M changes it: batch-invariant.
 // Floor   2 M N K flop. 4,096 cubed: 137 Gflop / 66.9 Tflop/s = 2.05 ms.
-// Layout  x (M, K), w (N, K), y (M, N) row-major, each 16 B aligned; bias (N) or none. Rows that are not a multiple of
-//         16 B long are read and written number by number.
-// Shared  2 * (BM + BN + 8) * 16 numbers: 33 792 B for 128 x 128.
+// Layout  x (M, K), w (N, K), y (M, N) row-major, each 16 B aligned; bias (N) or none. Rows that are not multiples of
+//         16 B are read and written element by element.
+// Shared  2 * (BM + BN + 8) * 16 elements: 33 792 B for 128 x 128.
 // Limits  Any M, N, K; x and y float32, float16 or bfloat16; w float32; sm_80 up.
 #include "common/epilogue.cuh"
 
-constexpr int DEPTH = 16;   // of a slice along k
-constexpr int PART = 128;   // terms of a sum; longer ones are sums of sums, which are about as exact as a library's
+constexpr int DEPTH = 16;   // elements of k per slice
+constexpr int PART = 128;   // elements of k per partial sum: about as accurate as a library
 
 __device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
-// ROWS rows of a slice on their way: read four numbers along k at a time, written transposed.
+// ROWS rows of a slice in flight: read four elements of k at a time, stored transposed.
 template <int ROWS, int THREADS>
 struct FmaSlice {
     static constexpr int UNITS = ROWS * DEPTH / 4, EACH = (UNITS + THREADS - 1) / THREADS;
@@ -35,7 +33,7 @@ struct FmaSlice {
             held[i] = read4(from + (is_there ? row * K + at : 0), is_there ? K - at : 0, K % 4 == 0);
         }
     }
-    // +4: rows of k stay 16 B aligned, and four of them do not begin in the same bank
+    // +4: lines stay 16 B aligned, and four of them begin in different banks
     template <class Acc>
     __device__ __forceinline__ void write(Acc (*to)[ROWS + 4]) const {
 #pragma unroll
@@ -51,13 +49,13 @@ struct FmaSlice {
     }
 };
 
-// IS_LONG: K > PART. Only then are there totals, which take as many registers as the sums.
+// IS_LONG: K > PART. Only then are there totals, which take as many registers as the partial sums.
 template <class Acc, class X, class Y, int BM, int BN, int TM, int TN, bool IS_LONG>
 __global__ void __launch_bounds__(BM / TM * (BN / TN), IS_LONG ? 1 : 2)
 product_fma(const X* x, const float* w, const float* bias, Y* y, long long M, long long N, long long K, u32 code,
             u32 a_bits, u32 b_bits) {
     constexpr int THREADS = BM / TM * (BN / TN);
-    // A warp's threads as a rectangle: what its lanes read of a slice is at most 128 bytes.
+    // Lanes form a rectangle: a warp reads at most 128 bytes of a slice at a time.
     constexpr int ACROSS = BN / TN, LANES_N = ACROSS < 8 ? ACROSS : 8, LANES_M = 32 / LANES_N;
     static_assert(TM % 4 == 0 && TN % 4 == 0 && ACROSS % LANES_N == 0 && BM / TM % LANES_M == 0, "whole warps");
     __shared__ __align__(16) Acc xs[2][DEPTH][BM + 4];
@@ -84,7 +82,7 @@ product_fma(const X* x, const float* w, const float* bias, Y* y, long long M, lo
         }
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
-            // A thread's rows and columns come in fours, the fours of all threads side by side: no bank twice.
+            // A thread's rows and columns come in fours, adjacent to those of the next thread: no bank conflicts.
             Acc xv[TM], wv[TN];
 #pragma unroll
             for (int i = 0; i < TM; ++i) xv[i] = xs[now][d][i / 4 * (BM / (TM / 4)) + tm + i % 4];
@@ -107,7 +105,7 @@ product_fma(const X* x, const float* w, const float* bias, Y* y, long long M, lo
             }
         }
         if (is_more) {
-            x_slice.write(xs[now ^ 1]);  // read last before the barrier of the slice before
+            x_slice.write(xs[now ^ 1]);  // last read before the previous barrier
             w_slice.write(ws[now ^ 1]);
             __syncthreads();
         }

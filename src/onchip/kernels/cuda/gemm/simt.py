@@ -41,48 +41,48 @@ from onchip.plan.rewrites.linear import merged_weight
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-PART = 128  # terms of a sum on the ordinary cores; longer ones are sums of sums
-FEW = 32  # rows or columns, for which there are narrow tiles
+PART = 128  # elements of k per partial sum
+FEW = 32  # rows or columns up to which narrow tiles are considered
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block makes of y, and the share of the device's rate that we expect of it where it is full."""
+    """The tile of y that a block computes, and the expected share of the device's peak rate for a full tile."""
 
     BM: int
     BN: int
-    cut: tuple[int, int]  # rows and columns of a thread
+    cut: tuple[int, int]  # rows and columns per thread
     rate: float
 
     @property
     def work(self) -> float:
-        """Of a block, as it takes time."""
+        """Relative cost of a block."""
         return self.BM * self.BN / self.rate
 
     def suits(self, M: int, N: int) -> bool:
-        """A narrow one reads more for each product: only where a square one would be mostly empty."""
+        """A narrow tile reads more per multiply-add: only where a square one would be mostly empty."""
         return self.BM == self.BN or (M if self.BM < self.BN else N) <= FEW
 
     def count(self, M: int, N: int) -> int:
         return math.ceil(M / self.BM) * math.ceil(N / self.BN)
 
 
-# The first is for many rows and columns, the third for few rows, the fourth for few columns.
+# First: large GEMMs; third: few rows; fourth: few columns.
 FMA_TILES = (
     Tile(128, 128, (8, 8), 0.75), Tile(64, 64, (4, 4), 0.5), Tile(16, 64, (4, 4), 0.17), Tile(256, 16, (4, 4), 0.35),
 )  # fmt: skip
-EXACT = ("fp32", "tf32")  # precisions that float32 serves at the ordinary cores
+EXACT = ("fp32", "tf32")  # precisions that true fp32 on CUDA cores satisfies
 
 
 @recipe_op
 def narrow_weight(weight: Array) -> Array:
-    """In float16, and an error where a number is too large for it."""
+    """The weight in float16; InputError where a value overflows."""
     return narrowed(weight, "float16")
 
 
-# Recipes that recipes.py computes by these GEMMs, and by copies beside them: shares of the device's fp32 rate. Sums in
-# double precision run at half of it where a chip has the units. Tables are made by product_wgmma where a chip has it:
-# there tensor cores have 12 times of it in 16 bits, and 2.3 times with three products of tf32; some is lost.
+# Recipes that recipes.py computes with these GEMMs and copies: shares of the device's fp32 rate. float64 sums run at
+# half of it where the GPU has that many fp64 units. Tables use product_wgmma on sm_90a: its tensor cores have 12 times
+# the fp32 rate in 16 bits and 2.3 times with 3xTF32; some of that is lost.
 MAKES = MappingProxyType({
     op_name(token_tables): 0.75, op_name(merged_weight): 0.2, op_name(as_is): 1.0, op_name(transposed): 1.0,
     op_name(narrow_tables): 10.0, op_name(split_tables): 2.0, op_name(token_taps): 1.0, op_name(token_slices): 1.0,
@@ -97,24 +97,24 @@ class Product:
     M: int
     N: int
     K: int
-    precision: str  # "fp32", or "fp64": sums of float32 in double precision
+    precision: str  # "fp32", or "fp64": float32 operands with float64 accumulators
     dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
     activation: Elementwise | None = None
 
     def tile(self, units: int) -> Tile:
-        """The one that should be done first: rounds of blocks, times what a block has to do."""
+        """The tile with the least estimated cost: waves of blocks times the cost of a block."""
         if self.precision == "fp64":
-            return FMA_TILES[1]  # sums of 8 x 8 in double precision do not fit in registers
+            return FMA_TILES[1]  # 8 x 8 float64 accumulators do not fit in registers
         tiles = [tile for tile in FMA_TILES if tile.suits(self.M, self.N)]
         return min(tiles, key=lambda tile: math.ceil(tile.count(self.M, self.N) / units) * tile.work)
 
     def rate(self, units: int) -> float:
-        """Share of the device's rate: what is made beside y, and multiprocessors that have nothing left to do."""
+        """Estimated share of the peak rate: counts tile overhang and idle SMs in the last wave."""
         tile = self.tile(units)
         return self.M * self.N / (math.ceil(tile.count(self.M, self.N) / units) * units * tile.work)
 
     def launch(self, units: int, x: Argument, w: Argument, bias: Argument, y: Argument) -> KernelLaunch:
-        """bias  of N float32, or Int64(0): none"""
+        """bias  (N) float32, or Int64(0): none"""
         tile = self.tile(units)
         TM, TN = tile.cut
         threads = tile.BM // TM * (tile.BN // TN)
@@ -125,7 +125,7 @@ class Product:
         config = LaunchConfig((tile.count(self.M, self.N), 1, 1), (threads, 1, 1), 0)
         sizes = (Int64(self.M), Int64(self.N), Int64(self.K))
         arguments = (x, w, bias, y, *sizes, *map(UInt32, activation_words(self.activation)))
-        # Two blocks of 8 x 8 sums a thread leave so few registers that chips before Hopper set some aside.
+        # Two blocks per SM of 8 x 8 accumulators per thread leave so few registers that GPUs before sm_90 spill some.
         budget = Budget(min(255, 65536 // (threads * (1 if self.K > PART else 2)) // 8 * 8), spill_bytes=64)
         return KernelLaunch(program, config, arguments, budget)
 
@@ -137,7 +137,7 @@ class Product:
 class ProductLowering:
     """A Linear and its activation as one launch."""
 
-    product: Product  # of one row of the batch
+    product: Product  # at B = 1
     has_bias: bool
     units: int
 
@@ -156,7 +156,7 @@ class ProductAlone:
     makes = MAKES
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """One Linear, with its activation and the Casts around it; in float64 by itself: a convolution of one tap."""
+        """One Linear with its activation and surrounding Casts; a float64 Linear alone, as a 1x1 convolution."""
         if isinstance(net.nodes[start].layer, Linear) and net.types[net.nodes[start].name].dtype == "float64":
             if not job.is_training and device.arch in ARCHITECTURES:
                 yield _double_claim(net, net.nodes[start], device)
@@ -169,9 +169,9 @@ class ProductAlone:
 
 
 def plain_layer(net: Network, start: int, device: Device, job: Job) -> Chain | str | None:
-    """The Linear that begins there, its activation and the Casts around it, where mlp_tensor has no room for it.
+    """The Linear at `start` with its activation and surrounding Casts, where it does not fit in mlp_tensor.
 
-    None: there is nothing to say. A text: why it cannot be.
+    None: no such layer, or mlp_tensor runs it. A string: the reason for a refusal.
     """
     chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
     if chain is None:
@@ -179,7 +179,7 @@ def plain_layer(net: Network, start: int, device: Device, job: Job) -> Chain | s
     one = one_layer(net, chain)
     if not (why_not := mlp_tensor.why_not(net, chain, device, job)):
         return one if isinstance(mlp_tensor.make_lowering(net, one, device, job), str) else None
-    # A float64 at one of its ends, or among its weights: without the Casts, and weights are rounded when made.
+    # float64 at one end or in the weights: retry without the Casts; the recipes round the weights.
     bare = find_chain(net, start, ACTIVATIONS, most=1)
     can_run = device.arch in ARCHITECTURES and not job.is_training
     if bare is not None and can_run and set(end_dtypes(net, one := one_layer(net, bare))) <= NUMBERS.keys():
@@ -188,7 +188,7 @@ def plain_layer(net: Network, start: int, device: Device, job: Job) -> Chain | s
 
 
 def one_layer(net: Network, chain: Chain) -> Chain:
-    """Its first layer, without what normalises whole rows."""
+    """The first layer of the chain, without a softmax or other normaliser."""
     chain = chain.first(1)
     if not chain.normaliser:
         return chain
@@ -215,13 +215,13 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
         why="too large to stay on the chip",
         recipes=recipes,
         order=f"k in order, parts of {PART}",
-        reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # by every column of tiles
+        reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # once per column of tiles
         facts=ProductLowering(product, layer.bias is not None, device.units),
     )
 
 
 def _double_claim(net: Network, node: Node, device: Device) -> Claim | Refusal:
-    """In float64: a convolution of one tap over vectors, whose channels lie last."""
+    """A float64 Linear, as a 1x1 convolution in NHWC."""
     x, y = net.types[node.inputs[0]], net.types[node.name]
     name, bias = node.weights["weight"], node.weights.get("bias")
     N, K = net.weights[name].shape
@@ -244,7 +244,7 @@ def _double_claim(net: Network, node: Node, device: Device) -> Claim | Refusal:
 
 
 def weight_recipes(layer: Dense, precision: str) -> dict[str, Recipe]:
-    """w (N, K) as it is, in what the cores multiply; the bias in float32."""
+    """w (N, K) in the type of the precision; the bias in float32."""
     op, dtype = narrow_weight if precision == "fp16" else as_is, PRECISIONS[precision].dtype
     recipes = {"weight": Recipe.of(op, (layer.weight,), (layer.D_out, layer.D_in), dtype)}
     if layer.bias is not None:

@@ -1,4 +1,4 @@
-"""Host side of gemm/sm90.cu: a Linear of many weights, at Hopper's tensor cores."""
+"""Hopper GEMM (TMA, wgmma, persistent, split-K): the host side of gemm/sm90.cu and mma/wgmma_tile.cuh."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
-TEAM, ROWS, LINE, PART = 128, 64, 128, 32  # as the .cuh file has them
-ALIGN_BYTES = 1024  # of a stage
-SHARED_BYTES = 220 << 10  # for stages: biases and signals take the rest of what a block may have
+TEAM, ROWS, LINE, PART = 128, 64, 128, 32  # as in mma/wgmma_tile.cuh
+ALIGN_BYTES = 1024  # of a stage: the TMA swizzle needs it
+SHARED_BYTES = 220 << 10  # for pipeline stages; biases and mbarriers take the rest of a block's limit
 MOST_STAGES = 16
-# What a part's sum lacks on average: each of its 12 additions is cut off where float32 ends, not rounded (see
-# mlp/packing.py). A simulation of that has sums smaller by 2.3e-7 of themselves.
+# Corrects the mean truncation error of an fp32 partial sum: the tensor cores truncate each of its 12 additions to
+# float32 instead of rounding (mlp/packing.py). In a simulation, sums come out smaller by a relative 2.3e-7.
 UNBIASED = 1 + 2.3e-7
-LEAST_WEIGHTS = 1 << 15  # of a layer: fewer fit in a multiprocessor, and are read there (mlp/tensor_core.py)
-BOX_ROWS = PIECE_BYTES  # at a multiple of which rows must begin
+LEAST_WEIGHTS = 1 << 15  # per layer: fewer stay in shared memory (mlp/tensor_core.py)
+BOX_ROWS = PIECE_BYTES  # row alignment in bytes that TMA requires
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block makes of y, and the share of the device's rate that it should reach where all of it is wanted."""
+    """The tile of y that a block computes, and the expected share of the device's peak rate for a full tile."""
 
     BN: int
-    teams: int
+    teams: int  # consumer warpgroups
     rate: float
-    team_rows: int = ROWS  # more: it is turned
+    team_rows: int = ROWS  # rows per warpgroup; more than ROWS: a transposed tile (swapped wgmma operands)
 
     @property
     def height(self) -> int:
@@ -77,9 +77,9 @@ class Tile:
         return math.ceil(M / self.height) * math.ceil(N / self.BN)
 
     def work(self, count: int, units: int, idle: float) -> float:
-        """Of a multiprocessor, as it takes time: rounds of tiles.
+        """Relative cost per SM: waves of tiles times the cost of a tile.
 
-        idle  numbers of y that would be made before a tile's first product and behind its last
+        idle  prologue and epilogue of a tile, as extra elements of y
         """
         return math.ceil(count / units) * (self.height * self.BN / self.rate + idle)
 
@@ -88,80 +88,79 @@ TILES = (
     Tile(256, 2, 1.0), Tile(128, 2, 0.85), Tile(64, 2, 0.5), Tile(32, 2, 0.3), Tile(64, 1, 0.43), Tile(32, 1, 0.35),
     Tile(64, 2, 0.85, 128),
 )  # fmt: skip
-# As much of that is reached by rows of float32, by precision: three products of tf32 share what it takes to split them.
+# Rate factor of float32 rows that go through registers, by precision: in 3xTF32 three wgmma share the cost of a split.
 THROUGH_REGISTERS = {"fp32": 1.3, "bf16": 0.85, "fp16": 0.85}
-# Of a tile, by the sums that a thread has of each number; rows that go through registers leave room for 128 at most.
+# Most columns of a tile, by accumulators per output; rows that go through registers leave registers for 128 at most.
 MOST_COLUMNS = {1: 256, 2: 128, 3: 64}
-# Products that a multiprocessor would make in 0.8 us, which it takes to begin and to end a tile: those of 64 x 32 took
-# 1.1 us with one slice of k, and 3.4 us with nine.
+# Multiply-adds of an SM in 0.8 us, the prologue and epilogue of a tile: 64 x 32 tiles took 1.1 us with one slice of k
+# and 3.4 us with nine.
 IDLE_PRODUCTS = {"fp16": 3.0e6, "bf16": 3.0e6, "tf32": 1.5e6, "fp32": 0.5e6}
-CLUSTER_TILES = Tile(32, 1, 0.35), Tile(64, 1, 0.43), Tile(128, 1, 0.5)  # the wide ones of rows that are read directly
-MOST_PARTS, LEAST_SLICES = 8, 4  # of a sum; of a part
-WORTH_PARTS = 0.95  # of the time in one part
-# As measured with up to 256 rows and 128 to 4,096 columns and terms: what a block takes where all multiprocessors have
-# one (what comes before its first slice and behind its last is hidden: the next launch has begun); a slice, and of it
-# each column, or each byte; the sums of a cluster, each column and each part; and how much longer a slice takes where a
-# multiprocessor has two blocks.
+CLUSTER_TILES = Tile(32, 1, 0.35), Tile(64, 1, 0.43), Tile(128, 1, 0.5)  # split-K; the wide ones for direct x only
+MOST_PARTS, LEAST_SLICES = 8, 4  # split-K: parts, slices per part
+WORTH_PARTS = 0.95  # split-K must take at most this share of the time without it
+# Measured with M up to 256, N and K from 128 to 4,096: time of a block where every SM has one (prologue and epilogue
+# are hidden: they overlap adjacent launches); of a slice, plus per column, or per byte; of the cluster reduction, per
+# column and per part; and the slowdown of a slice with two blocks per SM.
 CROWD_US, SLICE_US, COLUMN_US, BYTES_A_US = 1.0, 0.106, 0.00085, 98_000
 TOGETHER_COLUMN_US, TOGETHER_PART_US, SHARED_UNIT = 0.025, 0.2, 1.4
-# Estimates: how much longer a slice takes whose rows go through registers; a number of w in one part, and in two.
+# Estimated slowdown of a slice whose rows go through registers, by the tf32 parts of w.
 SLOWER_SLICE = {1: 1.4, 2: 2.2}
-STORED_BYTES_A_US = 2.9e6  # of y, all multiprocessors together: L2 takes 23 lines a ns
-# Instructions for one of an activation's flop, and how many a multiprocessor begins: 3.1 us for GELU of 128 x 256.
+STORED_BYTES_A_US = 2.9e6  # of y, over all SMs: L2 takes 23 lines per ns
+# Instructions per flop of an activation, and issued per us and SM: 3.1 us for GELU of 128 x 256.
 INSTRUCTIONS, INSTRUCTIONS_A_US = 0.75, 128 * 1755
 
 
 def parts_have_slices(slices: int, parts: int) -> bool:
-    """Whether the last part of a sum has a slice: all before it have the same number of them, rounded up."""
+    """Whether the last split-K part has a slice: all others have slices / parts, rounded up."""
     return (parts - 1) * math.ceil(slices / parts) < slices
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a product is cut."""
+    """Tile, split-K mode and launch configuration of a GEMM."""
 
-    template: str  # the first arguments of the kernel's template
-    split: str  # how the parts of a sum are made: NONE, ALONE, TOGETHER
+    template: str  # leading template arguments
+    split: str  # split-K mode: NONE, ALONE, TOGETHER (enum Split of mma/wgmma_tile.cuh)
     tile: Tile
     config: LaunchConfig
-    box_rows: int  # of x
+    box_rows: int  # rows per TMA tile of x
 
     @property
     def budget(self) -> Budget:
-        blocks = 2 if self.split == "TOGETHER" else 1  # of a multiprocessor
+        blocks = 2 if self.split == "TOGETHER" else 1  # per SM
         return Budget(65536 // (blocks * self.config.block[0]) // 8 * 8, spill_bytes=4)
 
 
 @dataclass(frozen=True)
 class WgmmaProduct:
-    """y (M, N) = activation(x (M, K) w^T + bias), w (parts, N, K)."""
+    """y (M, N) = activation(x (M, K) w^T + bias), w (tf32 parts, N, K)."""
 
     M: int
     N: int
     K: int
-    precision: str  # of PRECISIONS
+    precision: str  # a key of PRECISIONS
     dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
     activation: Elementwise | None = None
-    parts: int = 1  # of a sum along k
-    phases: int = 1  # as many products of these sizes, each of its own slices of w (conv/sm90.py)
-    length: int = 0  # of a row of x, where w has zeros behind as many numbers; 0: K
+    parts: int = 1  # split-K
+    phases: int = 1  # GEMMs of this shape, each with its own slices of w (conv/sm90.py)
+    length: int = 0  # row length of x, where w is zero-padded past it; 0: K
 
     def count(self, tile: Tile) -> int:
         return self.phases * tile.count(self.M, self.N)
 
     @property
     def is_direct(self) -> bool:
-        """Whether x is whon the tensor cores multiply, or is rounded to it on its way to them: no register between."""
+        """Whether wgmma reads x from shared memory: x has the multiplied type, or TMA rounds it to tf32."""
         return self.precision != "fp32" and self.dtypes[0] == PRECISIONS[self.precision].dtype
 
     @property
     def read_as(self) -> str:
-        """x, as boxes of it are brought."""
+        """The TMA type of x."""
         return "tfloat32" if self.precision == "tf32" else self.dtypes[0]
 
     @property
     def turns(self) -> bool:
-        """Whether what is made can be turned: pieces of 16 B of y, from sums that a thread has one of."""
+        """Whether transposed tiles are possible: 16-bit y in 16-byte vectors, one accumulator per output."""
         return self.is_direct and self.parts == 1 and DTYPE_BYTES[self.dtypes[1]] == 2 and self.N % 8 == 0
 
     def why_not(self) -> str:
@@ -180,7 +179,7 @@ class WgmmaProduct:
         return math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
 
     def splits_well(self, units: int) -> int:
-        """Parts of a sum with which few rows should be done first; 1 where there are many."""
+        """The split-K factor with the least estimated time; 1: no split."""
         alone = replace(self, parts=1)
         best, least_us = 1, WORTH_PARTS * alone.least_us(units)
         parts = 2
@@ -197,14 +196,14 @@ class WgmmaProduct:
         return CLUSTER_TILES if self.is_direct else CLUSTER_TILES[:1]
 
     def cut(self, units: int) -> tuple[Tile, str]:
-        """The tiles that should be done first, and how the parts of a sum are made."""
+        """The tile with the least estimated cost, and the split-K mode."""
         if self.parts > 1:
             for tile in self._cluster_tiles:
-                # Two blocks of the narrowest tile find room; clusters of more blocks then wait for each other.
+                # Two blocks per SM fit with the narrowest tile; larger clusters would wait for each other.
                 most = 2 * units if self.parts == 2 and tile is self._cluster_tiles[0] else units
                 if self.parts * self.count(tile) <= most:
                     return tile, "TOGETHER"
-        sums = PRECISIONS[self.precision].parts + (self.parts > 1)  # that a thread has of each number
+        sums = PRECISIONS[self.precision].parts + (self.parts > 1)  # accumulators per output
         most = MOST_COLUMNS[sums] if self.is_direct else min(MOST_COLUMNS[sums], MOST_COLUMNS[2])
         tiles = [tile for tile in TILES if most >= tile.BN and (self.turns or not tile.is_turned)]
         return min(tiles, key=lambda tile: self._work(tile, units)), "NONE" if self.parts == 1 else "ALONE"
@@ -217,18 +216,18 @@ class WgmmaProduct:
         return tile.work(self.count(tile), units, self._idle)
 
     def rate(self, units: int, hides_begin: bool = False) -> float:
-        """Share of the device's rate: what is made beside y, and multiprocessors that have nothing left to do.
+        """Estimated share of the peak rate: counts tile overhang and idle SMs in the last wave.
 
-        hides_begin  the first tile's begin and the last one's end: another launch is under way then
+        hides_begin  the first prologue and last epilogue overlap adjacent launches
         """
         tile, split = self.cut(units)
-        blocks = self.parts if split == "TOGETHER" else 1  # of a tile
+        blocks = self.parts if split == "TOGETHER" else 1  # per tile
         pace = 1.0 if self.is_direct else THROUGH_REGISTERS[self.precision]
         work = self._work(tile, units) - (self._idle if hides_begin else 0.0)
         return pace * blocks * self.phases * self.M * self.N / (units * work)
 
     def least_us(self, units: int) -> float:
-        """Of slices, one after the other, however few rows there are; and of what is made, on its way out."""
+        """Least time: the slices of a block in sequence, the cluster reduction, the activation, the stores of y."""
         tile, split = self.cut(units)
         precision = PRECISIONS[self.precision]
         is_together = split == "TOGETHER"
@@ -244,19 +243,19 @@ class WgmmaProduct:
         else:
             us += math.ceil(blocks / units) * self.slices * slice_us
         if self.activation is not None and self.activation.flop_each > 2:
-            numbers = math.ceil(blocks / units) * tile.height * tile.BN  # of a multiprocessor
+            numbers = math.ceil(blocks / units) * tile.height * tile.BN  # outputs per SM
             us += numbers * INSTRUCTIONS * self.activation.flop_each / INSTRUCTIONS_A_US
         return us + self.phases * self.M * self.N * DTYPE_BYTES[self.dtypes[1]] / STORED_BYTES_A_US
 
     def tiling(self, units: int) -> Tiling:
         tile, split = self.cut(units)
         precision = PRECISIONS[self.precision]
-        x_boxes = DTYPE_BYTES[self.dtypes[0]] // DTYPE_BYTES[precision.dtype]  # as many numbers as one of w has
+        x_boxes = DTYPE_BYTES[self.dtypes[0]] // DTYPE_BYTES[precision.dtype]  # TMA tiles of x per tile of w
         stage_bytes = (x_boxes * tile.height + precision.parts * tile.BN) * LINE
         is_together = split == "TOGETHER"
-        extra = ALIGN_BYTES + (4 * tile.height * (tile.BN + 8) if is_together else 0)  # sums, in different banks
-        extra += tile.height * LINE if tile.is_turned else 0  # its way out
-        room = SHARED_BYTES // 2 if is_together else SHARED_BYTES  # the next kernel's blocks have the other half
+        extra = ALIGN_BYTES + (4 * tile.height * (tile.BN + 8) if is_together else 0)  # partial sums of split-K
+        extra += tile.height * LINE if tile.is_turned else 0  # staging buffer of the epilogue
+        room = SHARED_BYTES // 2 if is_together else SHARED_BYTES  # the next kernel's blocks get the other half
         stages = min(MOST_STAGES, (room - extra) // stage_bytes)
         given, made = (NUMBERS[dtype] for dtype in self.dtypes)
         template = f"{precision.name}, {given}, {made}, {tile.team_rows}, {tile.BN}, {tile.teams}, {stages}"
@@ -268,7 +267,7 @@ class WgmmaProduct:
         return Tiling(template, split, tile, config, min(self.M, tile.height))
 
     def weight_map(self, w: Memory, tile: Tile) -> TensorMap:
-        """Boxes of w (parts, N, K)."""
+        """TMA descriptor of w (tf32 parts, N, K)."""
         precision = PRECISIONS[self.precision]
         box = (LINE // DTYPE_BYTES[precision.dtype], tile.BN, 1)
         return TensorMap(w, precision.dtype, (self.K, self.N, precision.parts), box, LINE)
@@ -276,7 +275,7 @@ class WgmmaProduct:
     def launch(
         self, units: int, x: Memory, w: Memory, bias: Argument, y: Argument, other: Argument = NOTHING
     ) -> KernelLaunch:
-        """bias  of N float32, or Int64(0): none; other: of M N numbers as y's"""
+        """bias  (N) float32, or Int64(0): none; other: residual (M, N) of y's type, or Int64(0)"""
         tiling = self.tiling(units)
         box = (LINE // DTYPE_BYTES[self.dtypes[0]], tiling.box_rows)
         rows = TensorMap(x, self.read_as, (self.length or self.K, self.M), box, LINE)
@@ -294,27 +293,27 @@ class WgmmaProduct:
 
 @dataclass(frozen=True)
 class WgmmaLowering:
-    """A Linear and its activation as one launch; rows that boxes cannot begin at are copied to others before."""
+    """A Linear and its activation as one launch; rows that TMA cannot address are zero-padded in a launch before it."""
 
     N: int
-    K: int  # as the layer has it
-    vectors: int  # of a row of the batch
+    K: int  # of the layer, unpadded
+    vectors: int  # rows of x per row of the batch
     precision: str
     dtypes: tuple[str, str]
     activation: Elementwise | None
     has_bias: bool
     units: int
     parts: int = 1
-    other: int | None = None  # which of the inputs is added
+    other: int | None = None  # input index of the residual
 
     @property
     def row_bytes(self) -> int:
-        """Of x, as it is given."""
+        """Of x, unpadded."""
         return self.K * DTYPE_BYTES[self.dtypes[0]]
 
     @property
     def copied_bytes(self) -> int:
-        """Of a row of x with zeros behind it; 0 where it is read as it lies."""
+        """Of a zero-padded row of x; 0 where no copy is needed."""
         x_bytes = DTYPE_BYTES[self.dtypes[0]]
         return padded(self.K, x_bytes) * x_bytes if self.row_bytes % BOX_ROWS else 0
 
@@ -347,11 +346,11 @@ class ProductWgmma:
 
     @property
     def makes(self) -> Mapping[str, float]:
-        """By recipes/recipes.cu: passes over memory."""
+        """Recipes of recipes/recipes.cu, each a pass over memory."""
         return dict.fromkeys(map(op_name, (split_weight, tf32_weight)), 1.0)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """One Linear, with its activation and the Casts around it, or with an Add and the activation behind that."""
+        """One Linear with its activation and surrounding Casts, or with a residual Add and the activation after it."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
         if chain is None or device.arch not in ARCHITECTURES or mlp_tensor.why_not(net, chain, device, job):
             return
@@ -386,7 +385,7 @@ def _claim(net: Network, run: Residual, lowering: WgmmaLowering, job: Job) -> Cl
         label=f"{ProductWgmma.name}<{label}>",
         nodes=chain.nodes,
         price=Price(
-            price.row_flop * (3 if parts > 1 else 1),  # three products of tf32 for one of fp32
+            price.row_flop * (3 if parts > 1 else 1),  # 3xTF32
             price.row_bytes,
             sum(made.nbytes for made in recipes.values()),
             launches=2 if copied else 1,
@@ -398,13 +397,13 @@ def _claim(net: Network, run: Residual, lowering: WgmmaLowering, job: Job) -> Cl
         why="tensor cores, a tile a block",
         recipes=recipes,
         order=order,
-        reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # by every column of tiles
+        reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # once per column of tiles
         facts=lowering,
     )
 
 
 def weight_recipes(layer: Dense, precision: str) -> dict[str, Recipe]:
-    """w (parts, N, K and zeros) in whon the tensor cores multiply; the bias in float32."""
+    """w (tf32 parts, N, padded K) in the multiplied type; the bias in float32."""
     shape = layer.D_out, padded(layer.D_in, DTYPE_BYTES[PRECISIONS[precision].dtype])
     rows = layer.weight if shape[1] == layer.D_in else Recipe.of(padded_rows, (layer.weight,), shape, K=shape[1])
     recipes = {"weight": multiplied_weight(rows, shape, precision)}
@@ -414,7 +413,7 @@ def weight_recipes(layer: Dense, precision: str) -> dict[str, Recipe]:
 
 
 def multiplied_weight(weight: str | Recipe, shape: tuple[int, int], precision: str) -> Recipe:
-    """A weight (N, K) as the tensor cores multiply it; of fp32 (2, N, K)."""
+    """A weight (N, K) in the multiplied type; in fp32 (2, N, K)."""
     computed = PRECISIONS[precision]
     op = {"fp32": split_weight, "tf32": tf32_weight, "fp16": narrow_weight, "bf16": as_is}[precision]
     return Recipe.of(op, (weight,), (2, *shape) if computed.parts == 2 else shape, computed.dtype)
@@ -422,7 +421,7 @@ def multiplied_weight(weight: str | Recipe, shape: tuple[int, int], precision: s
 
 @recipe_op
 def split_weight(weight: Array) -> Array:
-    """(2, N, K): two tf32 whose sum is the weight, and by so much more as the tensor cores cut off of a part's sum."""
+    """3xTF32 split (2, N, K): two tf32 whose sum is the weight times UNBIASED, which offsets the truncation of sums."""
     wide = np.ascontiguousarray(weight, np.float32)
     upper = round_tf32(wide)
     with np.errstate(invalid="ignore"):
@@ -432,7 +431,7 @@ def split_weight(weight: Array) -> Array:
 
 @recipe_op
 def tf32_weight(weight: Array) -> Array:
-    """Rounded: the tensor cores would cut off what is too much."""
+    """Rounded to tf32; the tensor cores would truncate."""
     return round_tf32(np.ascontiguousarray(weight, np.float32))
 
 

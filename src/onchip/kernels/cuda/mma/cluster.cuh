@@ -1,8 +1,8 @@
-// mma/cluster.cuh: what the blocks of a cluster tell each other.
+// mma/cluster.cuh: cluster barriers and distributed shared memory (DSMEM) stores; no-ops before sm_90.
 #pragma once
 
-// In two: this thread has come, and what it wrote before is on its way, to memory too; then, that all have come, and what
-// they wrote to each other's shared memory before is there.
+// Split cluster barrier: arrive releases this thread's earlier writes; await returns once all threads of the cluster
+// have arrived, and acquires their writes to DSMEM and global memory.
 __device__ __forceinline__ void arrive_at_cluster() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
@@ -24,7 +24,7 @@ __device__ __forceinline__ unsigned cluster_rank() {
 #endif
     return rank;
 }
-// Where `at` is in the shared memory of another block.
+// The DSMEM address of `at` in the shared memory of block `rank`.
 __device__ __forceinline__ unsigned place_in_block(float* at, unsigned rank) {
     unsigned there = 0;
 #if __CUDA_ARCH__ >= 900
@@ -40,7 +40,7 @@ __device__ __forceinline__ void store_to_block(float* at, unsigned rank, float v
 }
 __device__ __forceinline__ void store_four_to_block(float* at, unsigned rank, float4 v) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(place_in_block(at, rank)), "f"(v.x), "f"(v.y),
-                 "f"(v.z), "f"(v.w) : "memory");
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(place_in_block(at, rank)), "f"(v.x),
+                 "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 #endif
 }

@@ -1,11 +1,10 @@
-// mma/cluster_reduce.cuh: what the blocks of a cluster have of the same numbers, added up, part by part.
+// mma/cluster_reduce.cuh: reduction of partial sums over the blocks of a cluster (split-K), in rank order.
 #pragma once
 
 #include "mma/tma.cuh"
 
-// Four numbers at a time, i from `first` on in steps of `step`, of `count`: read(i, part) of all parts, a power of two of
-// them and AT_ONCE at most, added up from the first to the last; then give(i, four). It takes long until a number of
-// another block is there, so AT_ONCE reads are under way at a time.
+// For vector i (four floats) from `first` on in steps of `step`, below `count`: sums read(i, part) over the parts in
+// order, then calls give(i, four). `parts` is a power of two <= AT_ONCE, the reads in flight to hide DSMEM latency.
 template <int AT_ONCE, class Read, class Give>
 __device__ __forceinline__ void add_up_parts(int first, int step, int count, u32 parts, Read read, Give give) {
     const int each = 31 - __clz(static_cast<int>(parts));

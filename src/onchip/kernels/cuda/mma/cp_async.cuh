@@ -1,11 +1,11 @@
-// mma/cp_async.cuh: asynchronous copies to shared memory, and fragments of the tensor cores from there.
+// mma/cp_async.cuh: cp.async copies to shared memory, and ldmatrix fragment loads from it. sm_80 up.
 #pragma once
 
 #include "common/dtype.cuh"
 
 __device__ __forceinline__ u32 shared_address(const void* at) { return static_cast<u32>(__cvta_generic_to_shared(at)); }
 
-// BYTES of `from`, zeros behind the first `given` of them; where none is given, `from` may lie anywhere.
+// Copies `given` bytes and fills up to BYTES with zeros. With given = 0, `from` is not read and may be any address.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(char* to, const void* from, int given) {
     const u32 at = shared_address(to);
@@ -21,7 +21,7 @@ __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
 }
 
-// Four times 8 rows of 16 bytes. Lane l names row l % 8 of the (l / 8)-th; it gets word l % 4 of row l / 4 of each.
+// ldmatrix.x4 of four 8 x 16 B matrices: lane l addresses row l % 8 of matrix l / 8, gets word l % 4 of each row l / 4.
 __device__ __forceinline__ void read_matrices(u32 (&to)[4], const char* at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(at)) : "memory");

@@ -1,10 +1,10 @@
-// mma/fragments.cuh: fragments that lanes make of numbers they read themselves, for products of two values: what is float32
-// is split on both sides.
+// mma/fragments.cuh: mma.sync fragments built from values that lanes load themselves, for GEMMs of two activations.
+// In fp32 both operands are split (3xTF32).
 #pragma once
 
 #include "mma/tensor_core.cuh"
 
-constexpr int PART_STEPS = 4;  // of a sum of float32
+constexpr int PART_STEPS = 4;  // k steps per fp32 partial sum
 
 template <class P>
 struct Multiplied {
@@ -15,13 +15,13 @@ struct Multiplied<Fp32> {
     using type = Tf32;
 };
 
-// Words of fragments: numbers as the tensor cores take them, in PARTS where float32 is split.
+// Fragment words; PARTS is 2 for 3xTF32: the upper tf32, then the lower.
 template <class P, int N>
 struct Words {
     static constexpr int PARTS = is_same<P, Fp32> ? 2 : 1;
     u32 of[PARTS][N];
 
-    // Word i: one number, or two.
+    // Sets word i from one element, or two in 16 bits.
     __device__ __forceinline__ void set(int i, float first, float second = 0.0f) {
         if constexpr (P::PER_WORD == 2) {
             of[0][i] = pack<typename P::Number>(first, second);
@@ -42,7 +42,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const Words<P, 4>& a, co
     mma<M>(c, a.of[0], b.of[0][0], b.of[0][1]);
 }
 
-// Sums of float32 begin anew every PART_STEPS steps: the tensor cores cut off what they do not keep.
+// fp32 partial sums move to the total every PART_STEPS steps: the tensor cores truncate when they accumulate.
 template <class P>
 __device__ __forceinline__ void close_part(float (&total)[4], float (&c)[4], int step, int steps) {
     if ((is_same<P, Fp32> && (step + 1) % PART_STEPS == 0) || step + 1 == steps) {

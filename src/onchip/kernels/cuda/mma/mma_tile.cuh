@@ -1,26 +1,24 @@
-// mma/mma_tile.cuh: a tile of y = activation(x w^T + bias) at the tensor cores of every chip: the main loop of gemm/mma.cu
-// and conv/implicit_gemm.cu, which differ in how rows of x are brought.
+// mma/mma_tile.cuh: mma.sync GEMM mainloop and epilogue of one tile of y = activation(x w^T + bias): sm_80 up. Used by
+// gemm/mma.cu and conv/implicit_gemm.cu, which differ in how they load rows of x. Host side: mma/mma_tile.py.
 //
-// Idea    Slices of x and w of the same 64 bytes of w's k go through shared memory by asynchronous copies, STAGES slices
-//         at a time: while one is multiplied, the others are on their way. WM x WN warps share the tile; a warp reads its
-//         fragments by ldmatrix, a step ahead, and multiplies them by mma.sync, 16 x 8 sums an instruction. A row of a
-//         slice comes in four units of k, a thread a unit, and a unit is copied by pieces as wide as rows are aligned.
-//         Those who bring slices count on from one to the next: to find all places anew each time takes as long as to
-//         multiply. Rows that are not what the tensor cores take are rounded where fragments are read; a float32 is
-//         split into two tf32 there, and three products make one.
-// Order   A sum runs over k, STEP terms an instruction; of float32, it is added to a total every PART terms, since the
-//         tensor cores cut off what they do not keep. Then come the bias, what else is added, the activation. Neither the
-//         tile nor the number of rows decides anything.
-// Shared  STAGES * (BM * DEPTH numbers of x + PARTS * BN * 64 B), and 4 BN B of bias: 48.5 KB for 128 x 128 of 16 bits.
+// Idea    A cp.async pipeline of STAGES stages: while one slice of k (64 bytes of w) is multiplied, the next ones are
+//         in flight. WM x WN warps share the tile. A warp loads fragments by ldmatrix one step ahead and multiplies
+//         them by mma.sync, 16 x 8 outputs per instruction. A row of a slice is four units of k, one thread per unit;
+//         the copy width follows the alignment of the rows. Loaders advance pointers from slice to slice: recomputing
+//         addresses takes as long as the mma. x is rounded, or split (3xTF32), when fragments are read.
+// Order   k in order, STEP elements per instruction. fp32 partial sums are added to a total every MMA_PART elements,
+//         since the tensor cores truncate when they accumulate. Then bias, residual, activation. The reduction order
+//         depends neither on the tile nor on the batch size.
+// Shared  STAGES * (BM * DEPTH elements of x + PARTS * BN * 64 B) + 4 BN B of bias: 48.5 KB for 128 x 128, 16 bits.
 #pragma once
 
 #include "mma/cp_async.cuh"
 #include "common/epilogue.cuh"
 #include "mma/tensor_core.cuh"
 
-constexpr int UNITS = 4;         // of k, in a row of a slice
-constexpr int MMA_PART = 32;     // terms of a sum of float32
-constexpr int BANK_BYTES = 128;  // of shared memory, that are read at a time
+constexpr int UNITS = 4;         // 16-byte units of w per row of a slice
+constexpr int MMA_PART = 32;     // elements of k per fp32 partial sum
+constexpr int BANK_BYTES = 128;  // all 32 banks of shared memory
 
 template <class P>
 struct MmaMultiplies {
@@ -33,25 +31,25 @@ struct MmaMultiplies<Fp32> {
 
 template <class P>
 struct MmaSlice {
-    static constexpr int UNIT = 4 * P::PER_WORD, DEPTH = UNITS * UNIT;  // numbers
+    static constexpr int UNIT = 4 * P::PER_WORD, DEPTH = UNITS * UNIT;  // elements
     static constexpr int STEPS = DEPTH / P::STEP, PARTS = is_same<P, Fp32> ? 2 : 1;
 };
 
-// -- slices on their way ----------------------------------------------------------------------------------------
+// -- cp.async loads of slices -----------------------------------------------------------------------------------
 
-// ROWS rows of a slice in shared memory, of T.
+// ROWS rows of a slice in shared memory, of element type T.
 template <class P, class T, int ROWS>
 struct SliceRoom {
     static constexpr int LINE = MmaSlice<P>::DEPTH * static_cast<int>(sizeof(T)), BYTES = ROWS * LINE;
 
-    // Pieces of 16 bytes are mixed, so that eight rows' same piece lies in 32 banks.
+    // XOR swizzle of 16-byte chunks: ldmatrix reads the same chunk of eight rows from 32 distinct banks.
     static __device__ __forceinline__ int place(int row, int byte) {
         const int mixed = LINE < BANK_BYTES ? row * LINE / BANK_BYTES % (LINE / 16) : row % 8;
         return row * LINE + (byte / 16 ^ mixed) * 16 + byte % 16;
     }
 };
 
-// Where a thread's units of a slice go: UNITS threads bring a row, and a thread every DOWN-th row from its own on.
+// Assignment of units to threads: UNITS threads load a row, and a thread loads every DOWN-th row from its own on.
 template <class P, class T, int ROWS, int THREADS>
 struct UnitPlaces {
     using Room = SliceRoom<P, T, ROWS>;
@@ -65,7 +63,7 @@ struct UnitPlaces {
     static __device__ __forceinline__ bool has(int i) { return ROWS % DOWN == 0 || row() + i * DOWN < ROWS; }
 };
 
-// PIECE bytes at a time. at  where in the room; pieces of 16 bytes are mixed
+// Copies a unit, PIECE bytes per cp.async. at  swizzled offset in the stage
 template <int PIECE, int BYTES>
 __device__ __forceinline__ void copy_pieces(char* room, int at, const char* from, int given) {
     constexpr int WIDTH = PIECE < BYTES ? PIECE : BYTES;
@@ -74,8 +72,8 @@ __device__ __forceinline__ void copy_pieces(char* room, int at, const char* from
         copy_async<WIDTH>(room + (at ^ (b & 16)) + b % 16, from + b, min(max(given - b, 0), WIDTH));
 }
 
-// A unit of a row: `numbers` of `from`, and zeros. IS_WHOLE: all or none, 16-byte aligned.
-// piece  bytes that `from` is a multiple of, up to 16
+// Copies a unit of a row: `numbers` elements of `from`, then zeros. IS_WHOLE: all or none, 16-byte aligned.
+// piece  alignment of `from` in bytes, up to 16
 template <class Places, bool IS_WHOLE, class T>
 __device__ __forceinline__ void bring_unit(char* room, int at, const T* from, int numbers, int piece) {
     constexpr int UNIT = Places::UNIT, SIZE = sizeof(T), BYTES = Places::BYTES;
@@ -90,7 +88,7 @@ __device__ __forceinline__ void bring_unit(char* room, int at, const T* from, in
         copy_pieces<8, BYTES>(room, at, bytes, numbers * SIZE);
     } else if (SIZE == 4 || piece == 4) {
         copy_pieces<4, BYTES>(room, at, bytes, numbers * SIZE);
-    } else {  // no copy is as narrow
+    } else {  // cp.async copies at least 4 bytes
         T held[UNIT];
 #pragma unroll
         for (int i = 0; i < UNIT; ++i) held[i] = i < numbers ? from[i] : T{};
@@ -102,16 +100,16 @@ __device__ __forceinline__ void bring_unit(char* room, int at, const T* from, in
     }
 }
 
-// ROWS lines of a matrix, slice by slice; of PARTS matrices.
+// Loads ROWS rows of a row-major matrix, slice by slice; of PARTS matrices.
 template <class P, class T, int ROWS, int THREADS, int PARTS, bool IS_WHOLE>
 struct Lines {
     using Places = UnitPlaces<P, T, ROWS, THREADS>;
     const T* from;           // the thread's unit of its first line
-    long long pitch, lower;  // from line to line, and from part to part
-    long long rest;          // numbers of k from that unit on
-    int left, at, piece;     // lines from the thread's first on; where units go
+    long long pitch, lower;  // row stride, and stride between parts
+    long long rest;          // elements of k from that unit on
+    int left, at, piece;     // rows from the thread's first on; offset in the stage; alignment
 
-    // first  number of the first line, of which `lines` are there, K numbers each
+    // first  element of the first of `lines` rows, K elements each
     __device__ __forceinline__ Lines(const T* first, long long pitch, long long lines, long long K, int piece,
                                      long long lower = 0)
         : from(first + Places::row() * pitch + Places::unit() * Places::UNIT), pitch(pitch), lower(lower),
@@ -126,7 +124,8 @@ struct Lines {
             const int numbers = i * Places::DOWN < left ? there : 0;
 #pragma unroll
             for (int part = 0; part < PARTS; ++part)
-                bring_unit<Places, IS_WHOLE>(room + part * Places::Room::BYTES, at + i * Places::DOWN * Places::Room::LINE,
+                bring_unit<Places, IS_WHOLE>(room + part * Places::Room::BYTES,
+                                             at + i * Places::DOWN * Places::Room::LINE,
                                              from + i * Places::DOWN * pitch + part * lower, numbers, piece);
         }
         from += MmaSlice<P>::DEPTH, rest -= MmaSlice<P>::DEPTH;
@@ -135,13 +134,13 @@ struct Lines {
 
 // -- fragments --------------------------------------------------------------------------------------------------
 
-// What a lane has of a step of 16 MT rows and 8 NT columns: words as they lie in shared memory, of w in PARTS.
+// A lane's fragments of one k step of 16 MT rows and 8 NT columns, unconverted; w in PARTS.
 template <class P, class X, int BM, int BN, int MT, int NT>
 struct MmaStep {
     static constexpr int PARTS = MmaSlice<P>::PARTS;
     u32 x[MT][4], w[PARTS][NT / 2][4];
 
-    // row, column  the warp's first; x_at, w_at: where the lane's first pieces of the step are
+    // row: the warp's first row; x_at, w_at: the lane's ldmatrix offsets for the step
     __device__ __forceinline__ void read(const char* stage, int row, int step, int x_at, int w_at) {
         using Room = SliceRoom<P, X, BM>;
         using WRoom = SliceRoom<P, typename P::Number, BN>;
@@ -154,7 +153,8 @@ struct MmaStep {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     const int number = step * P::STEP + (lane % 4 + k / 2 * 4) * P::PER_WORD;
-                    const int at = Room::place(row + 16 * i + lane / 4 + k % 2 * 8, number * static_cast<int>(sizeof(X)));
+                    const int at =
+                        Room::place(row + 16 * i + lane / 4 + k % 2 * 8, number * static_cast<int>(sizeof(X)));
                     const X* const v = reinterpret_cast<const X*>(stage + at);
                     if constexpr (P::PER_WORD == 2) x[i][k] = pack<typename P::Number>(to_float(v[0]), to_float(v[1]));
                     else x[i][k] = __float_as_uint(to_float(v[0]));
@@ -167,6 +167,7 @@ struct MmaStep {
             read_matrices(w[part][j], stage + Room::BYTES + w_at + part * WRoom::BYTES + 16 * j * WRoom::LINE);
         }
     }
+    // 3xTF32 where PARTS is 2: the two small terms first.
     __device__ __forceinline__ void multiply(float (&sums)[MT][NT][4]) const {
         using Multiplied = typename MmaMultiplies<P>::type;
 #pragma unroll
@@ -197,18 +198,20 @@ private:
 // -- a tile -----------------------------------------------------------------------------------------------------
 
 template <class P, class X, int BM, int BN>
-constexpr int STAGE_BYTES = SliceRoom<P, X, BM>::BYTES + MmaSlice<P>::PARTS * SliceRoom<P, typename P::Number, BN>::BYTES;
+constexpr int STAGE_BYTES =
+    SliceRoom<P, X, BM>::BYTES + MmaSlice<P>::PARTS * SliceRoom<P, typename P::Number, BN>::BYTES;
 
-// Blocks on a multiprocessor, as their sums leave registers for.
+// Occupancy in blocks per SM, limited by accumulator registers.
 template <class P, int BM, int BN, int WARPS>
 constexpr int MMA_BLOCKS = BM * BN * MmaSlice<P>::PARTS > 64 * 32 * WARPS ? 2
                            : BM * BN * MmaSlice<P>::PARTS > 32 * 32 * WARPS ? 3 : 4;
 
-// rows, weights  bring one slice of k after the other: of x, and of w
-// m, n           the first row and column of the tile; bias: of that column, or nullptr
+// rows, weights  loaders of x and w; each bring() loads the next slice of k
+// m, n           first row and column of the tile; bias  from that column on, or nullptr
 template <class P, class X, int BM, int BN, int WM, int WN, int STAGES, class Rows, class Weights, class Out>
-__device__ __forceinline__ void multiply_tile(uint4* shared, Rows& rows, Weights& weights, int slices, const float* bias,
-                                              const Out& out, long long m, long long n, const Activation& activation) {
+__device__ __forceinline__ void multiply_tile(uint4* shared, Rows& rows, Weights& weights, int slices,
+                                              const float* bias, const Out& out, long long m, long long n,
+                                              const Activation& activation) {
     using WRoom = SliceRoom<P, typename P::Number, BN>;
     using XRoom = SliceRoom<P, X, BM>;
     constexpr int THREADS = 32 * WM * WN, MT = BM / WM / 16, NT = BN / WN / 8;
@@ -232,17 +235,17 @@ __device__ __forceinline__ void multiply_tile(uint4* shared, Rows& rows, Weights
             rows.bring(stage);
             weights.bring(stage + XRoom::BYTES);
         }
-        close_copies();  // empty ones count too
+        close_copies();  // empty groups too: wait_for_copies counts groups
     };
     float sums[MT][NT][4] = {}, totals[PARTS == 2 ? MT : 1][NT][4] = {};
-    MmaStep<P, X, BM, BN, MT, NT> held[2];  // the step that is multiplied, and the next on its way to registers
+    MmaStep<P, X, BM, BN, MT, NT> held[2];  // double-buffered fragments: the current k step and the next
 #pragma unroll
     for (int slice = 0; slice < STAGES - 1; ++slice) bring(slice);
     wait_for_copies<STAGES - 2>();
     __syncthreads();
     held[0].read(room, first_m, 0, x_at[0], w_at[0]);
     for (int slice = 0; slice < slices; ++slice) {
-        bring(slice + STAGES - 1);  // where the slice before was
+        bring(slice + STAGES - 1);  // into the stage of the previous slice
         const char* const stage = room + slice % STAGES * STAGE;
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
@@ -250,7 +253,7 @@ __device__ __forceinline__ void multiply_tile(uint4* shared, Rows& rows, Weights
                 held[(step + 1) % 2].read(stage, first_m, step + 1, x_at[step + 1], w_at[step + 1]);
             } else {
                 wait_for_copies<STAGES - 2>();
-                __syncthreads();  // all copies of the next slice are there, and nobody still reads this one
+                __syncthreads();  // the next slice has landed, and all warps have read this one
                 held[(step + 1) % 2].read(room + (slice + 1) % STAGES * STAGE, first_m, 0, x_at[0], w_at[0]);
             }
             held[step % 2].multiply(sums);
@@ -269,7 +272,8 @@ __device__ __forceinline__ void multiply_tile(uint4* shared, Rows& rows, Weights
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
         const long long row = m + first_m + 16 * i + g;
-        if constexpr (PARTS == 2) finish_rows<BN / WN>(totals[i], out, shifts + first_n, row, n + first_n, q, activation);
+        if constexpr (PARTS == 2)
+            finish_rows<BN / WN>(totals[i], out, shifts + first_n, row, n + first_n, q, activation);
         else finish_rows<BN / WN>(sums[i], out, shifts + first_n, row, n + first_n, q, activation);
     }
 }

@@ -1,20 +1,23 @@
-// mma/swizzle.cuh: products of matrices of bf16 in shared memory, which wgmma reads along either side; sm_90a alone.
+// mma/swizzle.cuh: wgmma on bf16 matrices in shared memory, K-major or MN-major from one layout; sm_90a only.
 //
-// Layout     A strip is 8 columns: 16 bytes of each row, row behind row. A matrix is its strips, first to last. So 8 rows
-//            of a strip are 128 bytes, a tile that the tensor cores take with sums along its rows or its columns.
-// Operands   Four warps multiply 64 of one operand's outer side by 8 NT of the other's, 16 k's an instruction. Sums lie as
-//            mma/wgmma.cuh has them. The first operand may lie in registers: word 2 v + h of lane (g, q) of warp w has k's
-//            8 v + 2 q and the next of row 16 w + 8 h + g. So the sums of two tiles of 8 columns are k's of a next product.
+// Layout     No-swizzle wgmma layout (128B-swizzled tiles: mma/tma.cuh). A strip is 8 columns: 16 bytes per row, rows
+//            contiguous. A matrix is its strips in order. 8 rows of a strip are a core matrix of 128 bytes, which wgmma
+//            reads with k along the columns (K-major) or, TURNED, along the rows (MN-major, transposed operand).
+// Operands   A warpgroup multiplies 64 rows (or columns) of A by 8 NT of B, 16 elements of k per instruction.
+//            Accumulators are laid out as in mma/wgmma.cuh. A may be in registers: word 2 v + h of lane (g, q) of warp
+//            w holds k = 8 v + 2 q and the next, of row 16 w + 8 h + g: the accumulators of two column groups are the
+//            A operand of a next GEMM.
 #pragma once
 
 #include "mma/wgmma.cuh"
 
+// Byte offset of (row, column).
 template <int ROWS>
 __device__ constexpr int place_in_strips(int row, int column) {
     return column / 8 * 16 * ROWS + row * 16 + column % 8 * 2;
 }
 
-// Not for the compiler to work out ahead: the places of all products of a loop, kept in registers, would be too many.
+// Keeps the compiler from precomputing the descriptors of all wgmma of a loop: they would take too many registers.
 __device__ __forceinline__ u32 worked_out_here(u32 address) {
 #ifdef __CUDA_ARCH__
     asm volatile("" : "+r"(address));
@@ -22,22 +25,23 @@ __device__ __forceinline__ u32 worked_out_here(u32 address) {
     return address;
 }
 
-// Outer side: rows, and sums go along columns; or, TURNED, columns, and sums go along rows.
+// An operand in strips. K-major: the outer axis is rows, k runs along columns. TURNED (MN-major): the reverse.
 template <int ROWS, bool TURNED>
 struct Strips {
     static constexpr int STRIP = 16 * ROWS;
-    static constexpr int NEXT_OUTER = TURNED ? STRIP : 128, NEXT_K = TURNED ? 128 : STRIP;  // bytes from 8 to 8
+    static constexpr int NEXT_OUTER = TURNED ? STRIP : 128, NEXT_K = TURNED ? 128 : STRIP;  // core matrix strides, B
     static constexpr bool IS_TURNED = TURNED;
-    u32 first;  // the lower half of a descriptor
+    u32 first;  // lower half of the wgmma descriptor
 
     __device__ __forceinline__ explicit Strips(u32 shared_address)
         : first(worked_out_here(NEXT_K / 16 << 16 | (shared_address & 0x3ffff) >> 4)) {}
-    // Those behind the first steps.
+    // The operand from k step `step` on.
     __device__ __forceinline__ Strips from(int step) const {
         Strips made = *this;
         made.first += step * (2 * NEXT_K / 16);
         return made;
     }
+    // The wgmma descriptor of a k step.
     __device__ __forceinline__ unsigned long long word(int step) const {
         return static_cast<unsigned long long>(NEXT_OUTER / 16) << 32 | (first + step * (2 * NEXT_K / 16));
     }
@@ -52,7 +56,7 @@ struct Strips {
 
 template <int N, bool TURN_A, bool TURN_B>
 struct StripProduct;
-// The numbers count operands: they stand behind the N / 2 sums.
+// A0 .. A6 are asm operand numbers, after the N / 2 accumulators.
 #define ONCHIP_STRIPS(N, A0, A1, A2, A3, A4, A5, A6)                                                                 \
     template <bool TURN_A, bool TURN_B>                                                                              \
     struct StripProduct<N, TURN_A, TURN_B> {                                                                         \
@@ -65,7 +69,7 @@ struct StripProduct;
                          : "l"(a), "l"(b), "n"(static_cast<int>(TURN_A)), "n"(static_cast<int>(TURN_B)),             \
                            "r"(static_cast<int>(sums)));                                                             \
         }                                                                                                            \
-        static __device__ __forceinline__ void add(float (*c)[4], const u32 (&a)[4], unsigned long long b, bool sums) { \
+        static __device__ __forceinline__ void add(float (*c)[4], const u32 (&a)[4], unsigned long long b, bool sums) {\
             asm volatile("{.reg .pred sums; setp.ne.b32 sums, %" #A6 ", 0;\n"                                        \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" ONCHIP_REGISTERS_##N "}, {%" #A0 \
                          ",%" #A1 ",%" #A2 ",%" #A3 "}, %" #A4 ", sums, 1, 1, %" #A5 ";}"                            \
@@ -81,7 +85,7 @@ ONCHIP_STRIPS(32, 16, 17, 18, 19, 20, 21, 22)
 ONCHIP_STRIPS(48, 24, 25, 26, 27, 28, 29, 30)
 ONCHIP_STRIPS(64, 32, 33, 34, 35, 36, 37, 38)
 
-// What threads wrote to shared memory, for products that begin behind the next barrier.
+// After a thread's writes to shared memory, before a barrier: makes them visible to wgmma (async proxy).
 __device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #endif
 
@@ -92,7 +96,7 @@ __device__ __forceinline__ void add_strips(float (*c)[4], unsigned long long a, 
     if constexpr (NT > N) add_strips<A, B, NT - N>(c + N, a, b + N * (B::NEXT_OUTER / 16), sums);
 }
 
-// c = a b, or where it sums c += a b, of 16 k's: a in registers.
+// c = a b, or c += a b where `sums`, over one k step of 16; a in registers.
 template <class B, int NT>
 __device__ __forceinline__ void add_words(float (*c)[4], const u32 (&a)[4], unsigned long long b, bool sums) {
     constexpr int N = NT >= 8 ? 8 : NT >= 6 ? 6 : NT >= 4 ? 4 : NT;
@@ -100,8 +104,8 @@ __device__ __forceinline__ void add_words(float (*c)[4], const u32 (&a)[4], unsi
     if constexpr (NT > N) add_words<B, NT - N>(c + N, a, b + N * (B::NEXT_OUTER / 16), sums);
 }
 
-// c = a b, or where it sums c += a b, over steps `first`, `first` + BY, ... below STEPS of 16 k's. The sums are there
-// behind wait_for_products. As many steps whatever the first: products behind a branch would wait for each other.
+// c = a b, or c += a b where `sums`, over k steps `first`, `first` + BY, ... below STEPS; valid after
+// wait_for_products. The step count does not depend on `first`: the compiler would serialise wgmma after a branch.
 template <int STEPS, int BY, class A, class B, int NT>
 __device__ __forceinline__ void begin_sums(float (*c)[4], const A& a, const B& b, int first, bool sums) {
     static_assert(STEPS % BY == 0, "as many of each");

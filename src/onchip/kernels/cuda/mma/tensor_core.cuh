@@ -1,21 +1,21 @@
-// mma/tensor_core.cuh: rows in registers times weights in shared memory, by wgmma (sm_90a) or mma.sync (sm_80 up).
+// mma/tensor_core.cuh: A in registers times weights in shared memory, by wgmma (sm_90a) or mma.sync (sm_80 up).
 //
-// Fragments  A warp holds 16 rows. Lane (g, q) = (lane / 4, lane % 4) has, of fragment rows g and g + 8 and for each
-//            step of STEP columns, two words: a[step] = {row g word 0, row g+8 word 0, row g word 1, row g+8 word 1}.
-//            Of 8 columns of a result it has c = {(g, 2q), (g, 2q+1), (g+8, 2q), (g+8, 2q+1)}. Both instructions want
-//            this, so the result of a layer becomes the operand of the next without leaving its lane.
-// Weights    (K, N) as tiles of 8 columns n x 16 B of k, tile (k, n) at 128 B * (k * N/8 + n): what ldmatrix and the
-//            descriptor of wgmma (no swizzle) both read, each tile 128 bytes in a row: no bank twice.
+// Fragments  A warp holds 16 rows. Lane (g, q) = (lane / 4, lane % 4) holds two words of rows g and g + 8 per step of
+//            STEP columns: a[step] = {row g word 0, row g+8 word 0, row g word 1, row g+8 word 1}. Of 8 columns of the
+//            result it holds c = {(g, 2q), (g, 2q+1), (g+8, 2q), (g+8, 2q+1)}. wgmma and mma.sync share this layout, so
+//            the result of a layer becomes the A operand of the next without leaving its lane.
+// Weights    (K, N) as core matrices of 8 columns n x 16 B of k; matrix (k, n) is at byte 128 * (k * N/8 + n). ldmatrix
+//            and wgmma descriptors without swizzle both read this layout. 128 contiguous bytes: no bank conflicts.
 #pragma once
 
 #include "common/dtype.cuh"
 #include "mma/wgmma.cuh"
 
-// -- wgmma: four warps, 64 rows, N columns; asynchronous ------------------------------------------------------
+// -- wgmma: one warpgroup, 64 rows, N columns; asynchronous ---------------------------------------------------
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Where a step's weights lie, as wgmma wants it told, in units of 16 B: the first tile, then how far apart tiles are
-// along k (bits 16 to 29) and along n (bits 32 to 45). Steps differ in the first tile only: one addition each.
+// The wgmma descriptor of a step's weights (no swizzle), in 16-byte units: address of the first core matrix, stride
+// along k (bits 16 to 29) and along n (bits 32 to 45). Steps differ in the address only: one addition each.
 template <int N>
 __device__ __forceinline__ unsigned long long tiles_at(u32 shared_address, int bytes_on) {
     constexpr unsigned long long along_n = 8;
@@ -23,7 +23,7 @@ __device__ __forceinline__ unsigned long long tiles_at(u32 shared_address, int b
     return along_n << 32 | ((along_k << 16 | shared_address >> 4) + bytes_on / 16);
 }
 
-// c[j..] += a * weights from column 8j on, in pieces of 64, 32, 16 and 8 columns.
+// c[j..] += a * weights from column 8j on, by instructions of 64, 32, 16 and 8 columns.
 template <class P, int N, int j, int NT, int KS>
 __device__ __forceinline__ void wgmma_columns(float (&c)[NT][4], const u32 (&a)[KS][4], u32 weights, bool sums) {
     constexpr int left = NT - j, PIECE = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
@@ -34,11 +34,11 @@ __device__ __forceinline__ void wgmma_columns(float (&c)[NT][4], const u32 (&a)[
 }
 #endif
 
-// Products of a team of WARPS warps: begin(), as many add() as there are, end(), and only then are the sums there.
-// add: c (16 MT rows, 8 NT columns) += a (16 MT rows, KS steps) * weights, the first tile of a (K, N) matrix; with
-// sums = false it does not read c.
+// Register-A GEMM by WARPS warps: begin(), any number of add(), end(); c is valid after end().
+// add: c (16 MT rows, 8 NT columns) += a (16 MT rows, KS steps) * weights, the address of a (K, N) matrix. With
+// sums = false it overwrites c.
 struct ByWgmma {
-    static constexpr int WARPS = 4, COLUMNS = 64;  // columns of a result at a time: what an instruction makes
+    static constexpr int WARPS = 4, COLUMNS = 64;  // result columns per instruction
 
     static __device__ __forceinline__ void begin() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -61,7 +61,7 @@ struct ByWgmma {
     }
 };
 
-// -- mma.sync: a warp by itself -------------------------------------------------------------------------------
+// -- mma.sync: one warp ----------------------------------------------------------------------------------------
 
 template <class P>
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
@@ -89,7 +89,8 @@ struct ByMma {
 #pragma unroll
                 for (int j = 0; j < NT; ++j) c[i][j][0] = c[i][j][1] = c[i][j][2] = c[i][j][3] = 0.0f;
         }
-        // Lane l names row l % 8 of tile l / 8; the tiles: both halves of a step, then those of the next 8 columns.
+        // ldmatrix: lane l addresses row l % 8 of matrix l / 8: both k halves of a step, then those of the next 8
+        // columns.
         const int lane = threadIdx.x % 32;
         const u32 at = weights + ((lane / 8 % 2) * N + 8 * (lane / 16) + lane % 8) * 16;
 #pragma unroll

@@ -1,18 +1,18 @@
-// mma/tma.cuh: boxes of an array on their way to shared memory, and signals that tell when they are there; sm_90 up.
+// mma/tma.cuh: TMA loads and stores, mbarriers, programmatic dependent launch, DSMEM reads, setmaxnreg; sm_90 up.
 //
-// Boxes    The tensor memory accelerator moves them, started by one thread. What lies outside of the array is zero.
-// Mixing   Rows of a box are 128 bytes; of row r, the 16 bytes that would be number i are number i ^ r % 8. So neither
-//          the tensor cores, which take columns of 16 bytes, nor threads that do find them in the same banks. A box
-//          begins at a multiple of 1,024 bytes. Rows of 64 bytes are mixed by r / 2 % 4, those of 32 by r / 4 % 2.
-// Signals  (mbarrier) A signal turns when as many have arrived as it was made for and the bytes that it expects are
-//          there. Who waits tells how often it has turned before, as a parity.
+// TMA       One thread issues the copy of a tile (box). Elements outside the array are loaded as zeros.
+// Swizzle   Tile rows are 128 bytes; 16-byte chunk i of row r is stored at chunk i ^ r % 8. Tensor cores and threads
+//           that read a 16-byte column then have no bank conflicts. A tile begins at a multiple of 1,024 bytes. Rows of
+//           64 bytes are swizzled by r / 2 % 4, rows of 32 by r / 4 % 2.
+// mbarrier  (Signal) A phase completes when the expected number of threads has arrived and the expected bytes have
+//           landed. wait takes the parity of the phase.
 #pragma once
 
 #include "mma/cluster.cuh"
 #include "common/dtype.cuh"
 
 struct __align__(64) TensorMap {
-    unsigned long long words[16];  // as the driver encodes it
+    unsigned long long words[16];  // the TMA descriptor (CUtensorMap), encoded by the driver
 };
 
 __device__ __forceinline__ u32 shared_address(const void* at) {
@@ -46,9 +46,10 @@ struct Signal {
         }
     }
 };
-// Behind the init of signals, before a barrier: the accelerator sees them then.
+// After the init of mbarriers, before __syncthreads: makes them visible to TMA.
 __device__ __forceinline__ void show_signals() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
+// TMA load of a tile to shared memory, from element coordinates (x, y, ...); completes on the mbarrier.
 __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal& signal, int x, int y) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
@@ -63,18 +64,18 @@ __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal&
         : "r"(shared_address(to)), "l"(&map), "r"(shared_address(&signal.state)), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
-// Of images (B, H, W, C): channels from x on, pixels from (y, z) on, images from t on.
+// NHWC images: channels from x on, pixels from (w, h) = (y, z) on, images from t on.
 __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal& signal, int x, int y, int z, int t) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
         :
         : "r"(shared_address(to)), "l"(&map), "r"(shared_address(&signal.state)), "r"(x), "r"(y), "r"(z), "r"(t)
         : "memory");
 }
-// Channels from c on of pixels of an image (B, H, W, C): from (w, h) on as the window's first tap goes over lines and
-// images, each so far to the right and down.
-__device__ __forceinline__ void load_pixels(void* to, const TensorMap& map, Signal& signal, int c, int w, int h, int image,
-                                            u32 right, u32 down) {
+// im2col TMA load (implicit GEMM) from NHWC images: channels from c on, of pixels from (w, h) on in the order of the
+// window's first tap over rows and images, each offset by the tap (right, down).
+__device__ __forceinline__ void load_pixels(void* to, const TensorMap& map, Signal& signal, int c, int w, int h,
+                                            int image, u32 right, u32 down) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
         " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
@@ -84,8 +85,8 @@ __device__ __forceinline__ void load_pixels(void* to, const TensorMap& map, Sign
         : "memory");
 }
 
-// The way back: a box of images (B, H, W, C), mixed as above, to where it belongs; what would lie outside stays. The thread
-// that stores it waits until all but the last n of its boxes may be overwritten.
+// TMA store of a swizzled tile to NHWC images; elements outside the array are dropped. The thread that issues it calls
+// wait_for_stores<n>: all but its last n tiles may then be overwritten in shared memory.
 __device__ __forceinline__ void store_box(const TensorMap& map, const void* from, int c, int w, int h, int image) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
                  "cp.async.bulk.commit_group;"
@@ -97,16 +98,16 @@ template <int n>
 __device__ __forceinline__ void wait_for_stores() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(n) : "memory");
 }
-// Behind what a thread wrote to shared memory, before a barrier: the accelerator sees it then.
+// After a thread's writes to shared memory, before a barrier: makes them visible to TMA (async proxy).
 __device__ __forceinline__ void show_box() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Of the 128 threads of a team, which no other team waits for.
+// Named barrier over the 128 threads of a warpgroup.
 __device__ __forceinline__ void wait_for_team(int team) {
     asm volatile("bar.sync %0, 128;" : : "r"(team + 1) : "memory");
 }
 
-// A kernel that may begin before the one before it ends (LaunchConfig.overlaps): the next one may begin; and what the
-// one before made is there.
+// Programmatic dependent launch (LaunchConfig.overlaps): let_next_begin lets the next kernel start;
+// wait_for_kernel_before returns when the previous kernel's writes are visible.
 __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -118,7 +119,7 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 #endif
 }
 
-// Four numbers that lie where `at` does, in the shared memory of another block.
+// DSMEM load: four floats at address `at` of the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ float4 read_of_block(const float* at, u32 rank) {
     u32 there;
     float4 v;
@@ -130,7 +131,7 @@ __device__ __forceinline__ float4 read_of_block(const float* at, u32 rank) {
     return v;
 }
 
-// A warp group's part of the multiprocessor's registers: less for those that only move boxes, more for the others.
+// setmaxnreg: the producer warpgroup releases registers (keep), consumer warpgroups acquire them (take).
 template <int COUNT>
 __device__ __forceinline__ void keep_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(COUNT));

@@ -1,11 +1,11 @@
-// mma/wgmma.cuh: four warps multiply 64 rows by N columns, an instruction a step of k; sm_90a alone.
+// mma/wgmma.cuh: wgmma.mma_async wrappers: a warpgroup multiplies 64 rows by N columns per instruction; sm_90a only.
 //
-// Sums       Lane (g, q) = (lane / 4, lane % 4) of warp w has, of 8 columns j, c[j] = {(16w + g, 8j + 2q), (16w + g,
-//            8j + 2q + 1), (16w + g + 8, 8j + 2q), (16w + g + 8, 8j + 2q + 1)}.
-// Operands   Weights lie in shared memory, where a descriptor says. Rows lie there, too, or in registers: two words a
-//            row, as mma.sync has them (mma/tensor_core.cuh).
-// Waiting    begin(), as many add() as there are, end(); the sums, the registers and the shared memory that they read
-//            are free behind wait<n>(), which leaves the last n groups of them under way.
+// Accumulators  Lane (g, q) = (lane / 4, lane % 4) of warp w holds, of column group j of 8, c[j] = {(16w + g, 8j + 2q),
+//               (16w + g, 8j + 2q + 1), (16w + g + 8, 8j + 2q), (16w + g + 8, 8j + 2q + 1)}.
+// Operands      B (weights) is in shared memory, addressed by a descriptor. A (rows) is in shared memory too, or in
+//               registers: fragments of two words per row, as for mma.sync (mma/tensor_core.cuh).
+// Waiting       begin_products (fence), any number of add, end_products (commit). Accumulators, registers and shared
+//               memory are free after wait_for_products<n>, which leaves the last n groups in flight.
 #pragma once
 
 #include "common/dtype.cuh"
@@ -46,7 +46,7 @@
 
 template <class P, int N>
 struct Wgmma;
-// The first product of a sum does not read c. The numbers count operands: they stand behind the N / 2 sums.
+// With sums = false the instruction overwrites c. A0 .. A5 are asm operand numbers, after the N / 2 accumulators.
 #define ONCHIP_WGMMA(P, N, STEP, LAST, A0, A1, A2, A3, A4, A5)                                                       \
     template <>                                                                                                      \
     struct Wgmma<P, N> {                                                                                             \
@@ -80,16 +80,17 @@ ONCHIP_WGMMA_OF(Fp16, "k16.f32.f16.f16", ", 0")
 ONCHIP_WGMMA_OF(Bf16, "k16.f32.bf16.bf16", ", 0")
 ONCHIP_WGMMA_OF(Tf32, "k8.f32.tf32.tf32", "")
 
-// A tile of rows of LINE bytes along k (128, 64 or 32) as mma/tma.cuh puts it down, 8 rows after 8: told in units of 16 B,
-// with the way in which its rows are mixed in the two highest bits. The next step of k lies 32 bytes on, which is 2 more.
-// pitch  bytes from 8 rows to the next 8: of a patch of pixels, whose lines are longer than 8, those of a line. Rows are
-//        mixed by where they lie, so a tile may begin at any pixel of a patch that begins at a multiple of 1,024 bytes.
+// wgmma descriptor of a swizzled K-major tile, as TMA writes it (mma/tma.cuh): rows of LINE (128, 64 or 32) bytes of k.
+// In 16-byte units; the swizzle mode is in the top two bits. The next step of k is 32 bytes on: add 2.
+// pitch  bytes between groups of 8 rows; in a patch of pixels, the bytes of a line of pixels. The swizzle depends on
+//        the address only, so a tile may begin at any pixel of a patch that begins at a multiple of 1,024 bytes.
 template <int LINE = 128>
 __device__ __forceinline__ unsigned long long mixed_tile(u32 shared_address, u32 pitch = 8 * LINE) {
     constexpr unsigned long long MIXING = LINE == 128 ? 1 : LINE == 64 ? 2 : 3;
-    return MIXING << 62 | static_cast<unsigned long long>(pitch / 16) << 32 | 1ull << 16 | (shared_address & 0x3ffff) >> 4;
+    return MIXING << 62 | static_cast<unsigned long long>(pitch / 16) << 32 | 1ull << 16 |
+           (shared_address & 0x3ffff) >> 4;
 }
-// A tile that lies so many bytes behind another.
+// The descriptor of a tile `bytes` after another.
 __device__ __forceinline__ unsigned long long behind(unsigned long long tile, u32 bytes) {
     return (tile & ~0ull << 32) | (static_cast<u32>(tile) + bytes / 16);
 }
@@ -101,17 +102,18 @@ __device__ __forceinline__ void wait_for_products() {
 }
 #endif
 
-// 8 x 8 numbers of 16 bits of a warp, of which lane (g, q) has those of row g in columns 2q and 2q + 1: turned, it has
-// those of column g in rows 2q and 2q + 1.
+// movmatrix: transposes an 8 x 8 matrix of 16-bit elements held by a warp. Lane (g, q) passes row g, columns 2q and
+// 2q + 1, and gets column g, rows 2q and 2q + 1.
 __device__ __forceinline__ u32 turned(u32 two) {
     u32 made;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(made) : "r"(two));
     return made;
 }
-// Four of them, turned, to shared memory: lane 8 i + r says where row r of the i-th goes, 16 bytes.
+// stmatrix.trans: stores four such matrices transposed; lane 8 i + r passes the 16-byte address of row r of matrix i.
 __device__ __forceinline__ void store_turned(void* to, const u32 (&two)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                  :
-                 : "r"(static_cast<u32>(__cvta_generic_to_shared(to))), "r"(two[0]), "r"(two[1]), "r"(two[2]), "r"(two[3])
+                 : "r"(static_cast<u32>(__cvta_generic_to_shared(to))), "r"(two[0]), "r"(two[1]), "r"(two[2]),
+                   "r"(two[3])
                  : "memory");
 }

@@ -1,25 +1,18 @@
-// mma/wgmma_tile.cuh: y = activation(x w^T + bias) in tiles, at Hopper's tensor cores: the main loop of gemm/sm90.cu and
-// conv/sm90.cu, which differ in how boxes of rows are brought. sm_90a.
+// mma/wgmma_tile.cuh: persistent, warp-specialised GEMM y = activation(x w^T + bias): TMA, mbarriers, wgmma, split-K.
+// The mainloop and epilogue of gemm/sm90.cu and conv/sm90.cu, which differ in how they load x. Host side: gemm/sm90.py.
 //
-// Idea    A block stays on its multiprocessor and makes tile after tile of y. One warp has boxes of x and w of the same
-//         128 bytes of k brought to shared memory, STAGES of them at a time; TEAMS times four warps multiply what is
-//         there, 64 rows each, and give the room back. While they finish a tile, the boxes of the next are on their way.
-//         Rows that are what the tensor cores multiply are read by them where they lie; the accelerator rounds float32
-//         to tf32 on the way. Other rows of float32 go through registers, rounded there, or split: a float32 is the
-//         sum of two tf32, and three products make one.
-// Order   A sum runs over k, STEP terms an instruction; of float32, it is added to a total every PART terms, since the
-//         tensor cores cut off what they do not keep. Then comes the bias. Neither the tile nor M decides anything.
+// Idea    A persistent block computes tile after tile of y. A producer warp loads tiles of x and w, 128 bytes of k
+//         each, by TMA into STAGES stages guarded by full and empty mbarriers. TEAMS consumer warpgroups multiply 64
+//         rows each by wgmma. The loads of the next tile overlap the epilogue. wgmma reads x from shared memory where x
+//         has the multiplied type (TMA rounds float32 to tf32); else x is rounded or split (3xTF32) in registers.
+// Order   k in order, STEP elements per instruction; fp32 partial sums are added to a total every PART elements, since
+//         the tensor cores truncate when they accumulate. Then the bias. Independent of the tile and of M.
 // Floor   2 M N K flop. 8,192 cubed in fp16: 1.1 Tflop / 989 Tflop/s = 1.11 ms; in fp32: 3 * 1.1 / 494.5 = 6.67 ms.
-//         A step of 64 rows and 256 columns takes 128 cycles and reads 10 KB of shared memory, of 16.
-//         Where y has few columns, 64 of them read as many bytes of shared memory as 64 rows do, which takes twice the
-//         products' time. There a team's tile is turned: 64 columns of y are what 64 rows are elsewhere, and 128 rows of y
-//         its columns. What a lane then has of neighbouring rows is turned to neighbouring columns on the way out.
-//         Few rows come in boxes of as many: zeros for those that are not there would cost time, and nobody looks at
-//         what is made of the room that they leave as it was.
-// Layout  x (M, K), y (M, N) row-major, w (PARTS, N, K): of fp32 the upper parts, then the lower ones; bias (N) or none.
-// Shared  STAGES * (TEAMS * 64 * X_BYTES + PARTS * BN * 128) B, and 1 KB to begin at a multiple of it, and signals:
-//         197 KB + 1 KB for 128 x 256 in four stages of fp16. A turned tile leaves by 128 B a row more.
-// Limits  Rows of x and w are a multiple of 16 B long; M < 2^31; sm_90a.
+//         m64n256 takes 128 cycles and reads 10 KB of shared memory, of the 16 KB that it delivers in that time.
+// Layout  x (M, K), y (M, N) row-major, w (PARTS, N, K), for fp32 the upper tf32, then the lower; bias (N) or none.
+// Shared  STAGES * (X_BOXES * BM + PARTS * BN) * 128 B, 1 KB of alignment, mbarriers: 197 KB + 1 KB for 128 x 256 in
+//         four stages of fp16. A transposed tile adds 128 B per row.
+// Limits  Rows of x and w are multiples of 16 B; M < 2^31; sm_90a.
 #pragma once
 
 #include "mma/tma.cuh"
@@ -27,9 +20,9 @@
 #include "common/epilogue.cuh"
 #include "mma/wgmma.cuh"
 
-constexpr int TEAM = 128, ROWS = 64;  // threads, and what they make of a tile
-constexpr int LINE = 128;             // bytes of k in a box
-constexpr int PART = 32;              // terms of a sum of float32
+constexpr int TEAM = 128, ROWS = 64;  // a warpgroup: threads, and rows of its tile
+constexpr int LINE = 128;             // bytes of k in a TMA tile
+constexpr int PART = 32;              // elements of k per fp32 partial sum
 
 template <class P>
 struct MultipliedAs {
@@ -42,26 +35,26 @@ struct MultipliedAs<Fp32> {
 
 template <class P, class X>
 struct Operands {
-    static constexpr bool is_direct = is_same<X, typename P::Number> && !is_same<P, Fp32>;  // no register between
-    static constexpr int PARTS = is_same<P, Fp32> ? 2 : 1;  // of w
-    static constexpr int DEPTH = LINE / 4 * P::PER_WORD;  // numbers of k in a box of w
+    static constexpr bool is_direct = is_same<X, typename P::Number> && !is_same<P, Fp32>;  // x stays in shared memory
+    static constexpr int PARTS = is_same<P, Fp32> ? 2 : 1;  // of w: upper and lower tf32
+    static constexpr int DEPTH = LINE / 4 * P::PER_WORD;  // elements of k per TMA tile of w
     static constexpr int X_BOXES = DEPTH * static_cast<int>(sizeof(X)) / LINE;
     static constexpr int STEPS = DEPTH / P::STEP;
 };
 
-// The lane's first row of the 8 that a fragment's rows g are: such that neighbouring lanes find theirs in other banks.
+// The row of x held as fragment row g. Permuted where a row takes two TMA tiles, to avoid bank conflicts.
 template <class P, class X>
 __device__ __forceinline__ int row_of(int g) {
     return Operands<P, X>::X_BOXES == 2 ? g % 4 * 2 + g / 4 : g;
 }
 
-// A slice of rows of float32 as the tensor cores take it from registers.
+// A slice of float32 rows as A fragments in registers, rounded or split (3xTF32).
 template <class P>
 struct Rows {
     static constexpr int STEPS = LINE / 32;
     u32 a[STEPS][4], low[is_same<P, Fp32> ? STEPS : 1][4];
 
-    // From mixed boxes (mma/tma.cuh) of BM rows, of which row r and the one 8 below are the lane's.
+    // Reads rows r and r + 8 from swizzled TMA tiles (mma/tma.cuh) of BM rows.
     template <int BM>
     __device__ __forceinline__ void read(const char* boxes, int r, int q) {
 #pragma unroll
@@ -99,13 +92,13 @@ __device__ __forceinline__ auto& pick(A& first, B& second, C& third) {
     else return third;
 }
 
-// The tile of a cluster whose blocks have a part of every sum each: all leave theirs in shared memory, and each adds up
-// some numbers of the tile, part by part.
+// Split-K epilogue of a cluster: every block holds a partial sum of the whole tile and writes it to shared memory. Each
+// block then reduces a share of the tile over DSMEM, in rank order, and stores it.
 template <int BN, class Out, class Act>
 __device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], float* mine, int row, int q, u32 rank,
                                                 u32 parts, const Out& out, const float* shifts, long long m,
                                                 long long n, long long M, const Act& activation) {
-    constexpr int STRIDE = BN + 8;  // eight rows' same columns lie in different banks
+    constexpr int STRIDE = BN + 8;  // +8: the same columns of eight rows are in different banks
 #pragma unroll
     for (int i = 0; i < BN / 4; ++i) {
         float2* const to = reinterpret_cast<float2*>(mine + (row + i % 2 * 8) * STRIDE + i / 2 * 8 + 2 * q);
@@ -128,11 +121,16 @@ __device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], flo
         finish(four, out.y + at + n + column, nullptr, left, out.N % 4 == 0, activation);
     };
     add_up_parts<8>(rank * TEAM + threadIdx.x, TEAM * parts, rows * (BN / 4), parts, read, give);
-    wait_for_cluster();  // nobody still reads what is written next, or goes
+    wait_for_cluster();  // no block overwrites or exits while others read its shared memory
 }
 
-// A turned tile's way out: R rows of y, 64 columns of each, 128 bytes a row in shared memory. Pieces of 16 bytes are mixed
-// so that eight rows' same piece, and a row's eight pieces, lie in different banks.
+// -- transposed tiles ------------------------------------------------------------------------------------------------
+// For narrow y, wgmma operands are swapped: 64 columns of y take the 64 rows of A, and 128 rows of y the columns of B.
+// With N = 64, A and B read equally many bytes of shared memory, which takes twice the time of the wgmma. The epilogue
+// transposes the tile back.
+
+// Staging buffer of a transposed tile in shared memory: R rows of y, 64 columns (128 bytes) each. 16-byte chunks are
+// swizzled: the same chunk of eight rows, and the eight chunks of a row, are in different banks.
 template <int R, class Y>
 struct Outlet {
     static_assert(sizeof(Y) == 2, "numbers of 16 bits are turned");
@@ -144,8 +142,8 @@ struct Outlet {
     __device__ __forceinline__ u32 word(int row, int column) const {
         return *reinterpret_cast<const u32*>(reinterpret_cast<const char*>(piece(row, column / 8)) + column % 8 * 2);
     }
-    // Calls move(row, piece) for rows from m on and pieces of columns from n on, where there are any, of a team's threads:
-    // whole lines at a time, since L2 takes as long for a sector. N is a multiple of 8.
+    // Calls move(offset in y, chunk) for the chunks inside y of rows from m on and columns from n on, over the threads
+    // of a warpgroup. Full 128-byte lines: L2 takes as long for a sector. N is a multiple of 8.
     template <class Out, class Move>
     __device__ __forceinline__ void each(const Out& out, long long m, long long n, Move move) const {
         const int i = threadIdx.x % 8;
@@ -155,7 +153,7 @@ struct Outlet {
             if (at >= 0 && n + 8 * i < out.N) move(at + n + 8 * i, piece(row, i));
         }
     }
-    // What is added to y, while the products are made.
+    // Prefetches the residual by cp.async, during the mainloop.
     template <class Out>
     __device__ __forceinline__ void fetch(const Out& out, long long m, long long n) const {
         each(out, m, n, [&](long long at, uint4* to) {
@@ -165,7 +163,8 @@ struct Outlet {
     }
 };
 
-// A turned tile of a team: what a lane of warp w has of two of 16 columns of y from n + 16 w on, and of R rows from m on.
+// Epilogue of a warpgroup's transposed tile: R rows of y from m on; warp w has the 16 columns from n + 16 w on. Adds
+// bias and residual, applies the activation, transposes, stores.
 // shifts  the bias of the 64 columns, or zeros
 template <int R, class Out, class Act>
 __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& out, char* room, const float* shifts,
@@ -178,7 +177,7 @@ __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& o
 #pragma unroll
         for (int i = 0; i < 4; ++i) c[j][i] += shifts[16 * warp + g + i / 2 * 8];
     if (out.other != nullptr) asm volatile("cp.async.wait_all;" ::: "memory");
-    wait_for_team(team);  // all of it is there; or nobody moves the last tile out any more
+    wait_for_team(team);  // the residual has landed; the stores of the previous tile have read the buffer
     if (out.other != nullptr) {
 #pragma unroll
         for (int j = 0; j < R / 8; ++j)
@@ -195,7 +194,8 @@ __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& o
     for (int j = 0; j < R / 8; j += 2) {
         u32 words[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) words[i] = turned(pack<Y>(c[j + i / 2][2 * (i % 2)], c[j + i / 2][2 * (i % 2) + 1]));
+        for (int i = 0; i < 4; ++i)
+            words[i] = turned(pack<Y>(c[j + i / 2][2 * (i % 2)], c[j + i / 2][2 * (i % 2) + 1]));
         collect_piece(words, q);
         *outlet.piece(8 * (j + q / 2) + g, 2 * warp + q % 2) = {words[0], words[1], words[2], words[3]};
     }
@@ -203,12 +203,12 @@ __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& o
     outlet.each(out, m, n, [&](long long at, const uint4* from) { *reinterpret_cast<uint4*>(out.y + at) = *from; });
 }
 
-// SPLIT  a sum is one of `parts` sums, and ... ALONE: a block makes them one after the other; TOGETHER: the blocks of a
-//        cluster make one each, and all of them add up the tile, in the same order
+// Split-K: a sum is the sum of `parts` partial sums along k. ALONE: one block computes them in sequence. TOGETHER: each
+// block of a cluster computes one, and the cluster reduces them in the same order; a cluster then has one tile.
 enum Split { NONE, ALONE, TOGETHER };
 
-// The slices of k where all tiles have the same ones. Others have phases: products of as many rows, each of its own
-// numbers of w. A slice of x is one box of 128 bytes a row, or up to TAPS boxes of 128 / TAPS bytes.
+// Slices of k of a plain GEMM, the same for all tiles. Other loaders have phases: GEMMs of the same M, each with its
+// own part of w. A slice of x is one TMA tile of 128 bytes per row, or up to TAPS tiles of 128 / TAPS bytes.
 struct OnePhase {
     int all_slices;
 
@@ -220,26 +220,29 @@ struct OnePhase {
     __device__ __forceinline__ int taps(u32) const { return 1; }
 };
 
-// The body of a kernel of TEAM * (TEAMS + 1) threads.
-// loader  says which slices and taps a phase has (OnePhase), and brings boxes of M rows each: begin_tile(m, phase, slice),
-//         then load<DEPTH, X_BOXES>(to, signal, slice, box) for each box of the slices from there on, in their order
-// TEAM_ROWS  of y: ROWS; or more, and what a team makes is turned
-// out     where rows of y are (RowsOut): begin_tile(phase), then row(m)
-template <class P, class X, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader, class Out, class Act>
+// The kernel body: TEAMS consumer warpgroups and one producer warpgroup, TEAM * (TEAMS + 1) threads.
+// loader     slices and taps of a phase (OnePhase), and TMA loads of x: begin_tile(m, phase, slice), then
+//            load<DEPTH, X_BOXES>(to, signal, slice, box) for each tile of the slices from there on, in order
+// out        offsets of rows of y (RowsOut): begin_tile(phase), then row(m)
+// box_rows   rows per TMA tile of x: with few rows only those are loaded; results of stale rows are not stored
+// TEAM_ROWS  rows of y per warpgroup: ROWS, or more for a transposed tile
+template <class P, class X, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader, class Out,
+          class Act>
 __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w_map, const float* bias, Out out,
                                                long long M, u32 box_rows, u32 parts, const Act activation) {
     using O = Operands<P, X>;
     using Multiplied = typename MultipliedAs<P>::type;
     constexpr bool IS_TURNED = TEAM_ROWS > ROWS;
-    constexpr int COLUMNS = IS_TURNED ? TEAM_ROWS : BN;  // of what a team multiplies
-    static_assert(!IS_TURNED || (O::is_direct && BN == ROWS && SPLIT == NONE), "who turns tiles reads rows where they lie");
+    constexpr int COLUMNS = IS_TURNED ? TEAM_ROWS : BN;  // N of the wgmma
+    static_assert(!IS_TURNED || (O::is_direct && BN == ROWS && SPLIT == NONE),
+                  "who turns tiles reads rows where they lie");
     constexpr int TAPS = Loader::TAPS, X_LINE = LINE / TAPS, STEPS_A_TAP = O::STEPS / TAPS;
     static_assert(TAPS == 1 || (O::is_direct && sizeof(X) == 2), "tensor cores read several boxes where they lie");
     constexpr int BM = TEAM_ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
     constexpr int STAGE_BYTES = X_BYTES + W_BYTES, SLICES_A_PART = PART / O::DEPTH;
     extern __shared__ uint4 room[];
     __shared__ Signal full[STAGES], empty[STAGES];
-    __shared__ __align__(16) float shifts[2][TEAMS][BN];  // the bias of a tile, and of the next with another
+    __shared__ __align__(16) float shifts[2][TEAMS][BN];  // bias, double-buffered
     char* const stages = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
     const int team = threadIdx.x / TEAM;
     let_next_begin();
@@ -251,10 +254,11 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         show_signals();
     }
     __syncthreads();
-    // The tiles, and the slices of k that this block multiplies.
+    // The tiles of this block and its slices of k.
     const long long N = out.N;
     const u32 rank = SPLIT == TOGETHER ? cluster_rank() : 0, phases = loader.phases();
-    const u32 tiles = phases * Place<BM, BN>::count(M, N), step_tiles = SPLIT == TOGETHER ? gridDim.x / parts : gridDim.x;
+    const u32 tiles = phases * Place<BM, BN>::count(M, N),
+              step_tiles = SPLIT == TOGETHER ? gridDim.x / parts : gridDim.x;
     const auto slices_a_part = [&](u32 phase) {
         return SPLIT == NONE ? loader.slices(phase) : static_cast<int>((loader.slices(phase) + parts - 1) / parts);
     };
@@ -266,6 +270,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     const auto place_of = [&](u32 tile) { return Place<BM, BN>(M, N, phases == 1 ? tile : tile / phases); };
     const auto taps_of = [](int all_taps, int slice) { return TAPS == 1 ? 1 : min(TAPS, all_taps - slice * TAPS); };
 
+    // Producer warpgroup: one thread issues all TMA loads.
     if (team == TEAMS) {
         if constexpr (SPLIT != TOGETHER) keep_registers<40>();
         if (threadIdx.x % TEAM != 0) return;
@@ -274,15 +279,17 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             full[s].arrive_expecting(O::X_BOXES * taps * box_rows * X_LINE + W_BYTES);
 #pragma unroll
             for (int i = 0; i < O::PARTS; ++i)
-                load_box(stages + s * STAGE_BYTES + X_BYTES + i * BN * LINE, w_map, full[s], number, static_cast<int>(n), i);
+                load_box(stages + s * STAGE_BYTES + X_BYTES + i * BN * LINE, w_map, full[s], number,
+                         static_cast<int>(n), i);
         };
-        // Weights do not wait for the kernel before.
+        // Loads of w do not wait for the previous kernel (programmatic dependent launch).
         const u32 first_phase = loader.phase_of(first_tile);
         const int ahead = first_tile < tiles ? min(slices_of(first_phase), STAGES) : 0;
         const long long first_n = place_of(first_tile).n;
         for (int i = 0; i < ahead; ++i) {
             const int slice = rank * slices_a_part(first_phase) + i;
-            load_w(i, taps_of(loader.taps(first_phase), slice), loader.first_number(first_phase) + slice * O::DEPTH, first_n);
+            load_w(i, taps_of(loader.taps(first_phase), slice),
+                   loader.first_number(first_phase) + slice * O::DEPTH, first_n);
         }
         wait_for_kernel_before();
         u32 turn = 0;
@@ -302,17 +309,19 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
 #pragma unroll
                 for (int i = 0; i < O::X_BOXES * TAPS; ++i)
                     if (TAPS == 1 || i < taps)
-                        loader.template load<O::DEPTH, O::X_BOXES>(stages + s * STAGE_BYTES + i * BM * X_LINE, full[s], slice, i);
+                        loader.template load<O::DEPTH, O::X_BOXES>(stages + s * STAGE_BYTES + i * BM * X_LINE, full[s],
+                                                                   slice, i);
             }
         }
         return;
     }
 
+    // Consumer warpgroups.
     if constexpr (SPLIT != TOGETHER) take_registers<TEAMS == 2 ? 232 : 240>();
     const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const int row = TEAM_ROWS * team + 16 * warp + row_of<P, X>(g);
-    if (out.other != nullptr) wait_for_kernel_before();  // who may have made it
-    char* const outlet = stages + STAGES * STAGE_BYTES + team * (TEAM_ROWS * LINE);  // of a turned tile
+    if (out.other != nullptr) wait_for_kernel_before();  // it may write the residual
+    char* const outlet = stages + STAGES * STAGE_BYTES + team * (TEAM_ROWS * LINE);  // of a transposed tile
     u32 turn = 0;
     int now = 0;
     long long column = -1;
@@ -321,7 +330,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         const int slices = slices_of(phase), part_slices = slices_a_part(phase), all_taps = loader.taps(phase);
         const Place<BM, BN> place = place_of(tile);
         out.begin_tile(phase);
-        // The last tile: it has another bias. All know it, the compiler too: else products would wait for each other.
+        // Another column, another bias. __any_sync makes the branch uniform: else the compiler serialises the wgmma.
         const bool is_beside = __any_sync(~0u, place.n != column);
         if (is_beside) {
             now ^= 1, column = place.n;
@@ -330,15 +339,16 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         }
         if constexpr (IS_TURNED) {
             if (out.other != nullptr) {
-                wait_for_team(team);  // nobody moves the last tile out any more
+                wait_for_team(team);  // the stores of the previous tile have read the buffer
                 Outlet<TEAM_ROWS, typename Out::Number>{outlet}.fetch(out, place.m + TEAM_ROWS * team, place.n);
             }
         }
         float sums[COLUMNS / 8][4];
         float totals[O::PARTS == 2 ? BN / 8 : 1][4] = {}, whole[SPLIT == ALONE ? BN / 8 : 1][4] = {};
-        int in_part = 0;  // slices of the part that are done
-        const auto adds = [&] { return O::PARTS == 2 ? in_part % SLICES_A_PART != 0 : in_part != 0; };  // to earlier sums
-        // Behind the products of a slice: the sums go where they should.
+        int in_part = 0;  // slices done of the current part of k
+        // Whether the next wgmma accumulates; else it overwrites.
+        const auto adds = [&] { return O::PARTS == 2 ? in_part % SLICES_A_PART != 0 : in_part != 0; };
+        // After the wgmma of a slice: moves finished partial sums to their totals.
         const auto end_slice = [&](int slice) {
             ++in_part, ++turn;
             const bool ends = slice + 1 == slices || (SPLIT == ALONE && in_part == part_slices);
@@ -355,7 +365,8 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         };
         if constexpr (O::is_direct) {
             for (int slice = 0; slice < slices; ++slice) {
-                const u32 s = turn % STAGES, stage_at = shared_address(stages + s * STAGE_BYTES), w_at = stage_at + X_BYTES;
+                const u32 s = turn % STAGES, stage_at = shared_address(stages + s * STAGE_BYTES),
+                          w_at = stage_at + X_BYTES;
                 const int taps = taps_of(all_taps, rank * part_slices + slice);
                 full[s].wait(turn / STAGES % 2);
                 const auto add_step = [&](int step) {
@@ -369,7 +380,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
 #pragma unroll
                     for (int step = 0; step < O::STEPS; ++step) add_step(step);
                     end_products();
-                } else {  // other steps would multiply what another slice left; each is a group, or the compiler adds fences
+                } else {  // further steps would read stale data; one group per step, else the compiler adds fences
 #pragma unroll
                     for (int step = 0; step < O::STEPS - STEPS_A_TAP; ++step) {
                         if (step > 0 && step / STEPS_A_TAP == taps) break;
@@ -378,7 +389,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
                         end_products();
                     }
                 }
-                // Those of the slice before are done: its room goes back.
+                // The wgmma of the previous slice are done: release its stage.
                 wait_for_products<1>();
                 if (slice > 0 && threadIdx.x % 32 == 0) empty[(turn - 1) % STAGES].arrive();
                 end_slice(slice);
@@ -402,7 +413,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
                     Wgmma<Multiplied, BN>::add(sums, rows.a[step], upper, O::PARTS == 2 || adds() || step > 0);
                 }
                 end_products();
-                if (slice + 1 < slices) read_rows(next, turn + 1);  // while the tensor cores are at it
+                if (slice + 1 < slices) read_rows(next, turn + 1);  // overlaps the wgmma
                 wait_for_products<0>();
                 if (threadIdx.x % 32 == 0) empty[turn % STAGES].arrive();
                 end_slice(slice);

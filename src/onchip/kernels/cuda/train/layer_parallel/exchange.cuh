@@ -2,7 +2,7 @@
 #pragma once
 
 #include "train/resident/step.cuh"
-#include "mma/swizzle.cuh"
+#include "mma/core_matrix.cuh"
 
 constexpr int ROWS = 64, TEAMS = 2, CREW = 128 * TEAMS;
 constexpr int ROWS_STRIP = 16 * ROWS;

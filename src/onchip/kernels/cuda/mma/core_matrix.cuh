@@ -1,4 +1,4 @@
-// mma/swizzle.cuh: wgmma on bf16 matrices in shared memory, K-major or MN-major from one layout; sm_90a only.
+// mma/core_matrix.cuh: wgmma on bf16 matrices in shared memory, K-major or MN-major from one layout; sm_90a only.
 //
 // Layout     No-swizzle wgmma layout (128B-swizzled tiles: mma/tma.cuh). A strip is 8 columns: 16 bytes per row, rows
 //            contiguous. A matrix is its strips in order. 8 rows of a strip are a core matrix of 128 bytes, which wgmma

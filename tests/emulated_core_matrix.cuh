@@ -1,4 +1,4 @@
-// Instead of mma/swizzle.cuh's instructions, on the host: every lane makes its own sums from where a descriptor says.
+// Instead of mma/core_matrix.cuh's instructions, on the host: every lane makes its own sums from where a descriptor says.
 #pragma once
 
 #include "common/dtype.cuh"

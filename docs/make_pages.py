@@ -26,9 +26,10 @@ BEGIN, END = "<!-- layers:begin -->", "<!-- layers:end -->"
 # The files of network/layers, in words.
 FAMILIES = {
     "linear": "matrix products", "matmul": "", "conv": "convolutions", "pool": "pools and reductions",
-    "norm": "norms", "activation": "activations", "function": "elementwise functions", "combine": "arithmetic, comparison, concatenation",
-    "embedding": "embeddings", "recurrent": "recurrent", "shape": "shapes", "select": "indexing and resizing",
-    "resize": "", "scan": "prefix sums", "argument": "argmax and top-k", "cast": "casts", "pixels": "",
+    "norm": "norms", "activation": "activations", "function": "elementwise functions",
+    "combine": "arithmetic, comparison, concatenation", "embedding": "embeddings", "recurrent": "recurrent",
+    "shape": "shapes", "select": "indexing and resizing", "resize": "", "scan": "prefix sums",
+    "argument": "argmax and top-k", "cast": "casts", "pixels": "",
 }  # fmt: skip
 
 

@@ -1,18 +1,18 @@
 """Small neural networks at the speed of the chip.
 
 net    = onchip.load("model.onnx")            # or "decode", "digits", a .safetensors file
-engine = onchip.compile(net)                  # or what load takes; on the fastest device here; engine.plan says how
-y      = engine(x)                            # NumPy in, NumPy out; inputs by name, too
-result = onchip.fit(net, x, classes)          # the same network, trained
+engine = onchip.compile(net)                  # or anything load accepts; picks the fastest device; see engine.plan
+y      = engine(x)                            # NumPy in, NumPy out; inputs also by name
+result = onchip.fit(net, x, classes)          # trains the same network
 onchip.save(result.network, "trained.onnx")
-totals = onchip.scan(x)                       # running sums, maxima, minima, products
+totals = onchip.scan(x)                       # prefix sums, maxima, minima, products
 """
 
 from __future__ import annotations
 
 from onchip.errors import MissingPackageError, OnchipError
 
-TYPE_CHECKING = False  # not from typing, which takes longer to load than all that is here
+TYPE_CHECKING = False  # importing typing takes longer than all of this file
 if TYPE_CHECKING:
     from typing import Any
 
@@ -35,7 +35,7 @@ __all__ = [
     "compile", "fit", "fit_many", "load", "mlp", "save", "scan",
 ]  # fmt: skip
 
-# Where each name lives. Imported when first used: `import onchip` loads no NumPy, no Numba and no device.
+# The module of each name, imported on first use: `import onchip` loads no NumPy, no Numba and no device.
 _HOME = {
     "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.training_run",
     "Network": "network.graph", "Plan": "plan.plan", "Regressor": "train.estimators", "compile": "workloads.compile",

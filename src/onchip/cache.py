@@ -1,7 +1,8 @@
-"""What is kept on the disk for the next time: compiled kernels, measured rates, tables that were read.
+"""The on-disk cache: compiled kernels, measured rates, parsed tables.
 
-Compiled code runs in the user's name. So the cache is a folder that nobody else can write to or replace, and an entry
-is used only if the user wrote it and it is whole. Where nothing can be kept the work goes on without, and says so once.
+Compiled code runs with the user's permissions. So the cache is a folder that no other user can write to or replace, and
+an entry is used only if the user wrote it and its digest matches. Without a usable folder, nothing is cached and a
+message is printed once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from onchip.errors import OutputError
 from onchip.files import atomic_write
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
-# The folders in the cache, and what they hold; `data`, which a user fills, is none of them.
+# The folders of the cache and their contents. `data`, which the user fills, is not one of them.
 FOLDERS = {
     "numba": "compiled CPU kernels", "cubin": "compiled CUDA kernels", "rates": "measured rates of this CPU",
     "tables": "data sets in binary", "failed": "sources that did not compile",
@@ -25,14 +26,14 @@ FOLDERS = {
 
 
 def cache_dir() -> Path:
-    """The cache folder that the user asks for: $ONCHIP_CACHE, else $XDG_CACHE_HOME/onchip, else ~/.cache/onchip."""
+    """The requested cache folder: $ONCHIP_CACHE, else $XDG_CACHE_HOME/onchip, else ~/.cache/onchip."""
     return Path(os.environ.get("ONCHIP_CACHE") or _default_dir()).absolute()
 
 
 def safe_cache_dir() -> Path | None:
-    """The cache folder to use: the one asked for, or the user's default where others could write to that one.
+    """The cache folder to use: the requested one, or the user's default if others could write to the requested one.
 
-    None where nothing can be kept. Says so if it is not the one asked for.
+    None if neither is usable. Prints a message if it is not the requested one.
     """
     asked = cache_dir()
     try:
@@ -49,7 +50,7 @@ def safe_cache_dir() -> Path | None:
 
 
 def private_folder(name: str) -> Path | None:
-    """A folder in the cache, of FOLDERS, that only the user can enter; None where there can be none, which is said."""
+    """A folder of FOLDERS in the cache with mode 0700; None, with a printed message, if it cannot be created."""
     assert name in FOLDERS
     root = safe_cache_dir()
     if root is None:
@@ -70,7 +71,7 @@ def private_folder(name: str) -> Path | None:
 
 
 def write_entry(folder: Path | None, key: str, content: bytes) -> None:
-    """Keep `content` under a name in a private folder, if there is one. A full or read-only disk is said, no error."""
+    """Store `content` under `key` in a private folder, if there is one. A full or read-only disk prints a message."""
     if folder is None:
         return
     try:
@@ -82,13 +83,13 @@ def write_entry(folder: Path | None, key: str, content: bytes) -> None:
 
 
 def read_entry(folder: Path | None, key: str) -> bytes | None:
-    """What was kept, if it is whole and nobody else can have written it; the folder may once have been open to all.
+    """The stored content, if it is complete and no other user can have written it; else None.
 
-    The digest covers the key: an entry that was renamed is refused.
+    The digest covers the key: a renamed entry is refused.
     """
     if folder is None:
         return None
-    # O_NONBLOCK: a pipe in its place would be waited for.
+    # O_NONBLOCK: opening a pipe would block.
     flags = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
     try:
         descriptor = os.open(folder / key, flags)
@@ -104,7 +105,7 @@ def read_entry(folder: Path | None, key: str) -> bytes | None:
 
 
 def kept_files() -> dict[str, list[Path]]:
-    """What the cache has, by folder; nothing is made for it."""
+    """The files in the cache, by folder; creates nothing."""
     root = cache_dir()
     found = {}
     for name in FOLDERS:
@@ -115,7 +116,7 @@ def kept_files() -> dict[str, list[Path]]:
 
 
 def clear_cache() -> int:
-    """Remove all that is kept; how many files that were. Programs that run make again what they need."""
+    """Remove every cached file and return their number. Running programs recreate what they need."""
     files = [path for found in kept_files().values() for path in found]
     for path in files:
         path.unlink(missing_ok=True)
@@ -126,11 +127,11 @@ def _digest(key: str, content: bytes) -> bytes:
     return hashlib.sha256(key.encode() + content).digest()
 
 
-# -- who can write there -------------------------------------------------------------------------------------
+# -- permissions ---------------------------------------------------------------------------------------------
 
 
 class _UnsafeError(Exception):
-    """Somebody else could write what is read there."""
+    """Another user could write to this folder."""
 
 
 def _default_dir() -> Path:
@@ -138,10 +139,10 @@ def _default_dir() -> Path:
 
 
 def _make_safe(root: Path) -> Path:
-    """Make the folder if need be; _UnsafeError if others can write to it or replace it."""
+    """Create the folder if needed; raise _UnsafeError if others can write to it or replace it."""
     for folder in reversed((root, *root.parents)):
         if not folder.exists():
-            folder.mkdir(mode=0o700, exist_ok=True)  # mkdir(parents=True) would make them as open as the umask lets it
+            folder.mkdir(mode=0o700, exist_ok=True)  # mkdir(parents=True) would create parents with the umask's mode
     if hasattr(os, "getuid"):
         _check_path(root)
         found = root.stat()
@@ -153,8 +154,8 @@ def _make_safe(root: Path) -> Path:
 
 
 def _check_path(path: Path) -> None:
-    """_UnsafeError if somebody else could put another folder in the place of this one, by any folder or link above."""
-    trusted = (os.getuid(), os.stat("/").st_uid)  # whoever owns / can do anything: root, also where it has another name
+    """Raise _UnsafeError if another user could replace this folder through any parent folder or link."""
+    trusted = (os.getuid(), os.stat("/").st_uid)  # the owner of / is root, also where it has another uid
     for folder in reversed((path, *path.parents)):
         found = folder.lstat()
         if found.st_uid not in trusted:
@@ -175,7 +176,7 @@ def _others_can_write(found: os.stat_result) -> bool:
 
 
 def _is_group_of_one(gid: int) -> bool:
-    """Whether it is the user's private group: where everybody has one, the umask lets it write."""
+    """Whether it is the user's private group. Where every user has one, the umask leaves it writable."""
     import grp
     import pwd
 
@@ -186,13 +187,13 @@ def _is_group_of_one(gid: int) -> bool:
     return group.gr_name == user and set(group.gr_mem) <= {user}
 
 
-# -- what is said --------------------------------------------------------------------------------------------
+# -- messages ------------------------------------------------------------------------------------------------
 
 _said: set[str] = set()
 
 
 def say_compiling() -> None:
-    """Once a process, before the first kernel that no cache has."""
+    """Print once per process, before the first kernel that is not cached."""
     say_unless_quiet("onchip: compiling kernels for this machine, once (ONCHIP_QUIET=1: not said)", once="compiling")
 
 
@@ -202,9 +203,9 @@ def is_quiet() -> bool:
 
 
 def say_unless_quiet(text: str, once: str = "") -> None:
-    """Once a process, on stderr; nothing where $ONCHIP_QUIET is set.
+    """Print on stderr once per process; nothing if $ONCHIP_QUIET is set.
 
-    once  what it is about, where its text changes
+    once  identifies the message, where its text varies
     """
     if not is_quiet():
         say_once(text, once)
@@ -217,5 +218,5 @@ def _say_not_kept(folder: Path, reason: str) -> None:
 def say_once(text: str, once: str = "") -> None:
     if (once or text) not in _said and sys.stderr is not None:
         _said.add(once or text)
-        with contextlib.suppress(OSError):  # the disk of the log may be the full one
+        with contextlib.suppress(OSError):  # the log may be on the full disk
             print(text, file=sys.stderr)

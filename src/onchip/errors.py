@@ -1,15 +1,15 @@
-"""What onchip raises. Everyone may import this file; it imports nothing.
+"""The exceptions that onchip raises. Any module may import this file; it imports nothing.
 
 OnchipError
-├── InputError      what came in is wrong: file, shape, dtype, name, option      (exit code 2)
-│   ├── FormatError a file is missing, truncated, garbage or not supported
-│   ├── MissingPackageError   a package that only some commands need is not installed
-│   └── ShapeError  shapes or dtypes do not fit together; names the layer
-├── DeviceError     the device asked for is not there or cannot do it            (exit code 2)
-├── OutputError     an output cannot be written: no folder, no right, full disk  (exit code 2)
-├── PlanError       no kernel can run the network as asked                       (exit code 2)
+├── InputError      the input is wrong: file, shape, dtype, name, option         (exit code 2)
+│   ├── FormatError a file is missing, truncated, corrupt or not supported
+│   ├── MissingPackageError   an optional package is not installed
+│   └── ShapeError  shapes or dtypes do not match; names the layer
+├── DeviceError     the requested device is missing or cannot run the job        (exit code 2)
+├── OutputError     an output cannot be written: no folder, permission, space    (exit code 2)
+├── PlanError       no kernel can run the network as requested                   (exit code 2)
 ├── KernelError     a kernel failed to compile or to run                         (exit code 1)
-└── RankError       a process of a job died or hangs                             (exit code 1)
+└── RankError       a rank of a job died or hangs                                (exit code 1)
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-MAX_MESSAGE = 1_800  # characters: names and values out of files may be of any length, and nobody reads more
+MAX_MESSAGE = 1_800  # characters; names and values read from files can be of any length
 _CUT = " [...] "
 
 
 def printable(text: str, most: int = MAX_MESSAGE) -> str:
-    """The text in one line of at most that many characters which a terminal shows as it is; else escaped, as in repr.
+    """The text as one printable line of at most `most` characters; other characters are escaped as in repr.
 
-    Names come out of files that anybody made: they may hold escape sequences, line ends, letters that turn the order
-    of others round, and halves of letters, which cannot be printed at all.
+    Names come from untrusted files: they may hold escape sequences, line breaks, bidirectional control characters and
+    lone surrogates, which cannot be printed.
     """
-    (text,) = shorten([text], most)  # before it grows
+    (text,) = shorten([text], most)  # before escaping makes it longer
     if text.isprintable():
         return text
     escaped = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
@@ -35,7 +35,7 @@ def printable(text: str, most: int = MAX_MESSAGE) -> str:
 
 
 def shorten(texts: Sequence[str], most: int) -> list[str]:
-    """The same texts, `most` characters in all: the longest lose their middle."""
+    """The same texts, `most` characters in total; the longest lose their middle."""
     longest = most
     while sum(min(len(text), longest) for text in texts) > most:
         longest -= 1
@@ -44,16 +44,16 @@ def shorten(texts: Sequence[str], most: int) -> list[str]:
 
 
 class OnchipError(Exception):
-    """Says what was got, what was expected and what to do, a line each where they are known.
+    """States what was got, what was expected and what to do, one line each where known.
 
-    Each is printable text: what it was made of may not be. All of the message is at most MAX_MESSAGE characters.
+    Every field is printable text, whatever it was built from. The whole message is at most MAX_MESSAGE characters.
     """
 
     exit_code = 1
-    log_lines: ClassVar[bool] = False  # what was got may be a compiler's log, whose lines stay lines
+    log_lines: ClassVar[bool] = False  # `got` may be a compiler log, which keeps its line breaks
 
     def __init__(self, what: str, *, got: str = "", expected: str = "", hint: str | tuple[str, ...] = "") -> None:
-        """hint  what to do, in one line or in several"""
+        """hint  what to do, as one line or several"""
         hints = (hint,) if isinstance(hint, str) else hint
         lines = shorten([got], MAX_MESSAGE)[0].split("\n") if self.log_lines else [got]
         texts = [printable(what), "\n".join(map(printable, lines)), printable(expected), *map(printable, hints)]
@@ -82,7 +82,7 @@ class FormatError(InputError):
 
 class MissingPackageError(InputError, ImportError):
     def __init__(self, what: str, package: str, extra: str) -> None:
-        """what needs the package, which an extra of onchip installs."""
+        """what needs the package; `extra` is the extra of onchip that installs it."""
         hint = f"pip install 'onchip[{extra}]'"
         super().__init__(f"{what} needs {package}", got="it is not installed", expected=package, hint=hint)
 

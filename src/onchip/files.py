@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and limits for files that somebody else made."""
+"""Atomic file writes, and checks for input files from elsewhere."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from onchip.errors import FormatError, InputError, OutputError
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing is locked, and nothing that a killed writer left is removed
+except ImportError:  # Windows: no locks, and temporary files of a killed writer are not removed
     fcntl = None  # type: ignore[assignment]
 
 StrPath = str | os.PathLike[str]
 
-# A header, a JSON block or a protobuf that describes a *small* network is far below this.
+# The header, JSON block or protobuf of a *small* network is far below this.
 MAX_HEADER_BYTES = 64 << 20
 
 
 @contextlib.contextmanager
 def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
-    """Yield a binary file that becomes `path` when the block ends well, and vanishes when it does not.
+    """Yield a binary file that becomes `path` if the block succeeds and is deleted if it raises.
 
-    The temporary file lives in the same folder (a rename across file systems is a copy), is flushed to
-    the disk, then renamed over `path`. On any exception, Ctrl-C included, `path` is as it was before. A link
-    is replaced too; what it points to stays. What a writer that was killed left behind is removed.
+    The temporary file is in the same folder (a rename across file systems is a copy). It is synced to disk, then
+    renamed over `path`. On any exception, including Ctrl-C, `path` is unchanged. A symbolic link is replaced; its
+    target stays. Temporary files of killed writers are removed.
     """
     target = Path(path)
     _check_is_file(target)
@@ -46,8 +46,8 @@ def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            os.chmod(name, 0o666 & ~_umask())  # mkstemp makes 0600; the user expects what open() gives
-            os.replace(name, target)  # before it is closed, which ends its lock
+            os.chmod(name, 0o666 & ~_umask())  # mkstemp creates 0600; users expect the mode that open() creates
+            os.replace(name, target)  # before the file is closed, which releases its lock
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(name)
@@ -57,10 +57,10 @@ def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
 
 
 def _check_is_file(target: Path) -> None:
-    """OutputError for what is there and no file: a folder, or /dev/null, which a rename would destroy."""
+    """Raise OutputError for an existing path that is no regular file; a rename would destroy /dev/null."""
     try:
         mode = target.stat().st_mode
-    except OSError:  # nothing is there; what else is wrong is known when it is written
+    except OSError:  # it does not exist; other problems surface when it is written
         return
     if not stat.S_ISREG(mode):
         got = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
@@ -68,8 +68,8 @@ def _check_is_file(target: Path) -> None:
         raise OutputError(f"cannot write {target}", got=got, expected="a file name", hint=hint)
 
 
-# A writer holds a lock on its temporary file until that has its final name, and the system ends the lock of a process
-# that dies, however it dies. So a temporary file that can be locked is one that nobody will finish.
+# A writer locks its temporary file until the rename, and the system releases the locks of a process that dies. So a
+# temporary file that can be locked has no live writer.
 
 
 def _make_temporary(target: Path) -> tuple[IO[bytes], str]:
@@ -77,36 +77,37 @@ def _make_temporary(target: Path) -> tuple[IO[bytes], str]:
         fd, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
         file = os.fdopen(fd, "w+b")
         if fcntl is not None:
-            with contextlib.suppress(OSError):  # a file system without locks: there nothing is removed either
+            with contextlib.suppress(OSError):  # a file system without locks: leftovers are not removed there either
                 fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(fd).st_nlink:
             return file, name
-        file.close()  # another writer took it for a left one before it was locked
+        file.close()  # another writer removed it as a leftover before it was locked
 
 
 def _remove_left(target: Path) -> None:
-    """Remove the temporary files of writers of `target` that were killed; those of living ones stay."""
+    """Remove the temporary files of killed writers of `target`; those of live writers stay."""
     if fcntl is None:
         return
-    pattern = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}\.tmp")  # as mkstemp names them
+    pattern = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}\.tmp")  # the names that mkstemp chooses
     with contextlib.suppress(OSError):  # a folder that cannot be listed
         for left in [target.parent / name for name in os.listdir(target.parent) if pattern.fullmatch(name)]:
-            with contextlib.suppress(OSError), left.open("r+b") as file:  # a lock on NFS wants the right to write
+            with contextlib.suppress(OSError), left.open("r+b") as file:  # a lock on NFS needs write permission
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 left.unlink()
 
 
-# -- files that stay until the next run ----------------------------------------------------------------------
+# -- files that persist between runs -------------------------------------------------------------------------
 
-# Their names are known before, and anybody who can write to the folder may have put something else there.
+# Their names are predictable: anyone who can write to the folder may have put something else there.
 
 
 def open_own(path: Path, create: bool = True) -> io.FileIO:
-    """Open a file that a later run continues with, for reading and writing; `create` it if there is none.
+    """Open a file that a later run continues, for reading and writing; `create` it if it does not exist.
 
-    OutputError unless it is a regular file of the user's own with one name. A link would overwrite what it points to,
-    a pipe would be waited for, and another user could change what is read.
+    Raise OutputError unless it is a regular file that the user owns, with one name. Writing through a link would
+    overwrite its target, opening a pipe would block, and another user could change the contents.
     """
+    # O_NONBLOCK: opening must not block before the file type is known.
     # O_NONBLOCK: nothing is waited for before it is known what it is.
     flags = os.O_RDWR | (os.O_CREAT if create else 0)
     flags |= sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
@@ -138,13 +139,13 @@ def _why_not_own(found: os.stat_result, path: Path) -> str:
 
 
 def _new_owner(folder: Path) -> int:
-    """Whom a new file in the folder belongs to: on some network file systems that is not the user's own number."""
+    """The owner of a new file in the folder; on some network file systems that is not the user's own id."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_uid
 
 
 def open_locked(path: Path) -> io.FileIO | None:
-    """The same, locked for this process until it is closed; None if another has it."""
+    """open_own with an exclusive lock that lasts until the file is closed; None if another process holds it."""
     while True:
         file = open_own(path)
         if not _lock(file):
@@ -153,11 +154,11 @@ def open_locked(path: Path) -> io.FileIO | None:
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(file.fileno()), os.lstat(path)):
                 return file
-        file.close()  # who had it removed or renamed it just now
+        file.close()  # the previous holder has just removed or renamed it
 
 
 def _lock(file: io.FileIO) -> bool:
-    """False if another process has it."""
+    """False if another process holds the lock."""
     if fcntl is None:
         return True
     try:
@@ -192,10 +193,10 @@ def check_writable(path: StrPath) -> None:
 
 
 def check_outputs(reads: Mapping[str, StrPath | None], writes: Mapping[str, StrPath | None]) -> None:
-    """Raise InputError if a file that is to be written is read too, or is another output: one would be lost.
+    """Raise InputError if an output file is also an input or another output: one of the two would be lost.
 
-    The keys are what a user calls them, as "--log"; None: not given. What counts is the file that is meant, not how
-    its name is spelt: links and, where the file system takes them for the same, capitals.
+    Keys are the names that users see, such as "--log"; a value of None means not given. Paths are compared by file
+    identity, so links and case-insensitive spellings of the same file are found.
     """
     named: dict[object, str] = {}
     for fd, stream in ((1, "standard output"), (2, "standard error")):
@@ -216,7 +217,7 @@ def check_outputs(reads: Mapping[str, StrPath | None], writes: Mapping[str, StrP
 
 
 def _identity(path: StrPath) -> object:
-    """Equal for two names of the same file, which need not be there yet."""
+    """Equal for two names of the same file, which need not exist yet."""
     try:
         found = os.stat(path)
         return found.st_dev, found.st_ino
@@ -228,10 +229,10 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a file for reading; a missing or unreadable one is a FormatError that says so.
+    """Open a file for reading; raise FormatError if it is missing or unreadable.
 
-    So is what is no regular file: a pipe may never begin, a device may never end, and neither can be mapped. And so is
-    what Git LFS leaves in the place of a file that it did not fetch.
+    Also raise FormatError for anything but a regular file (a pipe may block, a device may never end, and neither can
+    be mapped) and for the pointer that Git LFS leaves instead of a file it did not fetch.
     """
     source = Path(path)
     try:
@@ -261,7 +262,7 @@ def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take, as far as the system tells; else more than anybody asks for."""
+    """Bytes that this process can still allocate, as far as the system reports it; else a very large number."""
     free = 1 << 60
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -273,7 +274,7 @@ def free_memory() -> int:
 
 
 def check_memory(needed: int, what: str) -> None:
-    """InputError if this many bytes are not free: without it, the system may end the process without a word."""
+    """Raise InputError if this many bytes are not free: otherwise the system may kill the process without a message."""
     if needed > (free := free_memory()):
         raise InputError(
             f"{what} does not fit into memory", got=f"{needed:,} B needed",

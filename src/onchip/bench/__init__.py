@@ -1,6 +1,6 @@
-"""Benchmarks as commands: `onchip bench` runs the cases that are listed here and writes a result file for each.
+"""Benchmarks as commands: `onchip bench` runs the cases listed here and writes one result file each.
 
-A new one is a file with a function `cases(options)` and a line in `_HOME`.
+To add a benchmark, add a file with a function `cases(options)` and a line in `_HOME`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAMES = (
 
 
 class _Cases(Mapping[str, "Callable[[Options], list[Case]]"]):
-    """Name -> builder. The builder's file, and with it the compiler, is loaded when it is asked for."""
+    """Name -> builder. The builder's module, and with it the compiler, is imported on access."""
 
     def __getitem__(self, name: str) -> Callable[[Options], list[Case]]:
         if name not in _NAMES:

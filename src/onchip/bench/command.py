@@ -1,4 +1,4 @@
-"""Behind `onchip bench`: run, describe, write."""
+"""The implementation of `onchip bench`: run, describe, write."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from onchip.plan.device import Device
 from onchip.runtime.cpu.backend import core_count, this_cpu
 from onchip.runtime.placement import device_name, find_device
 
-# Of a first look: what takes seconds each, with fewer samples than a figure needs that is to be kept.
+# For a first look: seconds each, with fewer samples than a published figure needs.
 QUICK_NAMES = ("decode", "mlp")
-QUICK_ROWS = (1, 1000, 65_536)  # with them, where nothing else is asked for
+QUICK_ROWS = (1, 1000, 65_536)  # the default with them
 QUICK_PACE = Pace(rounds=3, block_s=0.1, warm_up_s=0.05, pause_s=0.05)
-QUIET_S = 30.0  # between two lines of progress where there is no terminal
-CLEAR = "\r\x1b[K"  # back to the start of the line, and nothing on it
+QUIET_S = 30.0  # seconds between two lines of progress if stderr is no terminal
+CLEAR = "\r\x1b[K"  # carriage return, erase the line
 
 
 def run_benchmarks(
@@ -42,11 +42,11 @@ def run_benchmarks(
     pace: Pace | None = None,
     reporter: Reporter | None = None,
 ) -> tuple[dict[str, Results], int]:
-    """Measure these benchmarks and write a file for each; the results by name and the exit code.
+    """Measure these benchmarks and write one file each; return the results by name and the exit code.
 
-    names   of benchmarks, or files of networks; none: all benchmarks that there are
-    folder  None: nothing is written
-    commit  what a tree without .git is a copy of
+    names   benchmarks, or files of networks; none: all benchmarks
+    folder  None: write nothing
+    commit  the commit of a source tree without .git
     """
     reporter, commit = reporter or Reporter(), machine.commit(commit)
     chosen = dict(map(_find_cases, names or CASES))
@@ -60,12 +60,12 @@ def run_benchmarks(
     measured, worst = {}, 0
     for name, builder in chosen.items():
         described, target = describe(device, Outcome(()), commit, ceilings), paths.get(name)
-        partial = None if target is None else target.with_name(f"{name}.json.partial")  # left of a run cut short
-        unfinished = replace(described, commit=commit + machine.PARTIAL)  # under any name it looks like one
+        partial = None if target is None else target.with_name(f"{name}.json.partial")  # kept if interrupted
+        unfinished = replace(described, commit=commit + machine.PARTIAL)  # marked as partial even if renamed
         keep = None if partial is None else functools.partial(_write, unfinished, partial)
         again = functools.partial(this_cpu, measure=True) if options.device == "cpu" else None
         outcome = run_cases(builder(options), pace, reporter, keep, again)
-        known = machine.describe_machine(find_device(options.device)[0], ceilings)  # what the floors are made of
+        known = machine.describe_machine(find_device(options.device)[0], ceilings)  # with the rates of the floors
         measured[name] = _write(replace(described, machine=known), target, outcome)
         if partial is not None:
             partial.unlink(missing_ok=True)
@@ -75,12 +75,12 @@ def run_benchmarks(
 
 
 def is_whole(options: Options) -> bool:
-    """Whether a run measures all that a committed file has: every case, every peer, every core."""
+    """Whether a run measures everything that a committed file has: every case, every peer, every core."""
     return options.peers and not (options.rows or options.batches) and options.threads == core_count()
 
 
 def _find_cases(name: str) -> tuple[str, Callable[[Options], list[Case]]]:
-    """A benchmark's name, or that of a network in a file, and what makes its cases."""
+    """The name of a benchmark or of a network file, and the function that builds its cases."""
     if is_model(name):
         return Path(name).stem, functools.partial(model_cases, name)
     known = known_name(name, CASES, "benchmark", "onchip bench decode, or the .onnx file of a network")
@@ -95,7 +95,7 @@ def _write(described: Results, path: Path | None, outcome: Outcome) -> Results:
 
 
 def choose_device(name: str, threads: int | None, reporter: Reporter) -> str:
-    """The device to measure on. "auto" is the GPU where there is one."""
+    """The device to measure on. "auto" is the GPU, if there is one."""
     if name != "auto":
         found = find_device(name, threads)[0]
         return "cpu" if found.kind == "cpu" else device_name(name)
@@ -105,9 +105,9 @@ def choose_device(name: str, threads: int | None, reporter: Reporter) -> str:
 
 
 def _measured_device(name: str) -> tuple[Device, dict[str, float] | None]:
-    """The device, and what it reached just now where its rates are not measured anew."""
+    """The device; for a GPU, whose floors use peak rates, also the rates measured now."""
     if name == "cpu":
-        return this_cpu(measure=True), None  # rates of an hour ago, on a busier machine, would make a false floor
+        return this_cpu(measure=True), None  # old rates, measured on a busier machine, would give a wrong floor
     from onchip.bench.stage import measure_ceilings
 
     return find_device(name)[0], measure_ceilings(int(name.partition(":")[2] or 0))
@@ -121,7 +121,7 @@ def describe(device: Device, outcome: Outcome, commit: str, ceilings: Mapping[st
 
 @contextlib.contextmanager
 def stderr_reporter() -> Iterator[Reporter]:
-    """Speak on stderr: on a terminal progress is one line that goes away, elsewhere a line now and then."""
+    """Report on stderr: on a terminal progress is one overwritten line, elsewhere a line now and then."""
 
     on_terminal, said = sys.stderr.isatty(), time.monotonic()
 
@@ -129,7 +129,7 @@ def stderr_reporter() -> Iterator[Reporter]:
         print(f"{CLEAR}{text}" if on_terminal else text, file=sys.stderr, flush=True)
 
     def progress(text: str) -> None:
-        # No spinner: the thread that turns it would run beside what is measured.
+        # No spinner: its thread would disturb the measurement.
         width = shutil.get_terminal_size().columns - 1
         print(CLEAR + text[:width], end="", file=sys.stderr, flush=True)
 

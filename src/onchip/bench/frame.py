@@ -1,4 +1,4 @@
-"""The frame of every benchmark: a wrong engine has no time; competitors of one case take turns."""
+"""The framework of every benchmark: a wrong engine gets no time; competitors of one case are interleaved."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ ONCHIP = "onchip"
 
 
 class UnavailableError(OnchipError):
-    """A peer that cannot run here, with the reason. It is skipped, and said."""
+    """A peer that cannot run here, with the reason. It is skipped, and the reason is reported."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """An engine that is built."""
+    """An engine that is ready to run."""
 
-    run: Callable[[], object]  # what the clock sees; it may bring its own (measure.OwnClock)
-    check: Callable[[], Verdict]  # asked once, before the clock starts
-    setting: str = ""  # how it was set up, where there was a choice
-    scores: Callable[[], Sequence[float]] | None = None  # their mean is the row's rate, where that is not work / time
-    extra: Mapping[str, float | int | str] = field(default_factory=dict)  # what else is known: memory of a GPU
+    run: Callable[[], object]  # the timed function; it may have its own clock (measure.OwnClock)
+    check: Callable[[], Verdict]  # called once, before timing
+    setting: str = ""  # how it was configured, if there was a choice
+    scores: Callable[[], Sequence[float]] | None = None  # their mean is the row's rate, if that is not work / time
+    extra: Mapping[str, float | int | str] = field(default_factory=dict)  # other properties, e.g. GPU memory
 
 
 @dataclass(frozen=True)
 class Case:
-    """One engine at one job. Those with the same workload, case and precision compete."""
+    """One engine at one job. Cases with the same workload, case and precision compete."""
 
     workload: str
     case: str
     engine: str
     prepare: Callable[[], Ready]  # build, compile, load; not timed
-    work: float  # how much of the unit the reported time is worth: rows of a pass, 1 for a step
+    work: float  # units of work in the reported time: rows of a pass, 1 for a step
     unit: str = "rows/s"
     precision: str = "fp32"
     parts: float = 1  # the reported time is that of a run divided by this: steps of an epoch; 1/32 if it ran a 32nd
-    # Of the reported time, one for all competitors; a function where it is made of rates that may be measured again.
+    # Floor of the reported time, the same for all competitors; a function if the rates may be measured again.
     floor_ms: float | Callable[[], float] | None = None
     threads: int | None = None
-    pace: Pace | None = None  # where the job needs its own; the same for all competitors
-    remark: Callable[[Sequence[Row]], str] | None = None  # what only all rows of the job tell; goes to the setting
+    pace: Pace | None = None  # overrides the default; the same for all competitors
+    remark: Callable[[Sequence[Row]], str] | None = None  # text computed from all rows of the job; added to the setting
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Reporter:
-    """How a long run speaks: `say` what should stay to be read, `progress` what the next line may replace."""
+    """Progress output of a long run: `say` prints a lasting line, `progress` one that the next may overwrite."""
 
     say: Callable[[str], None] = lambda text: None
     progress: Callable[[str], None] = lambda text: None
@@ -77,11 +77,11 @@ def run_cases(
     keep: Callable[[Outcome], object] | None = None,
     measure_again: Callable[[], object] | None = None,
 ) -> Outcome:
-    """Check, then time, every case; a row for each engine that could run. `pace` stands in for the cases' own.
+    """Check, then time, every case; one row per engine that could run. `pace` overrides the cases' own.
 
-    keep           is given what there is so far after every job, for whoever wants to lose nothing if a peer takes all
-                   down; without floors
-    measure_again  the device's rates, where a run beats its floor; None: they are no measured ones
+    keep           called with the outcome so far, without floors, after every job, so that nothing is lost if a peer
+                   crashes the process
+    measure_again  remeasures the device's rates if a run beats its floor; None: the rates are not measured
     """
     reporter = reporter or Reporter()
     rows: list[tuple[Case, Row]] = []
@@ -97,7 +97,7 @@ def run_cases(
 
 
 def _with_floors(rows: Sequence[tuple[Case, Row]], measure_again: Callable[[], object] | None) -> list[Row]:
-    """At the end, for all rows at once: floors of one file are made of the same rates."""
+    """At the end, for all rows at once, so that all floors of a file are computed from the same rates."""
     keys = [(job_title(case), case.floor_ms) for case, _ in rows]
     fastest = dict[Any, float]()
     for key, (_, row) in zip(keys, rows, strict=True):
@@ -118,7 +118,7 @@ def _with_floors(rows: Sequence[tuple[Case, Row]], measure_again: Callable[[], o
 def _run_job(
     cases: list[Case], title: str, pace: Pace | None, skipped: dict[str, str], reporter: Reporter
 ) -> tuple[list[tuple[Case, Row]], list[str]]:
-    """Its rows, still without floors, and what was wrong. Engines end with it: the next job needs their memory."""
+    """The job's rows, without floors, and the wrong engines. Engines are freed on return: the next job needs memory."""
     entrants = _check(_prepare(cases, title, skipped, reporter), title, skipped, reporter)
     wrong = []
     for case, _, verdict in entrants:
@@ -147,7 +147,7 @@ class _Entrant(NamedTuple):
 
 @contextlib.contextmanager
 def _skipping(case: Case, title: str, skipped: dict[str, str], reporter: Reporter) -> Iterator[None]:
-    """A peer that fails is skipped, with the reason; where ours fails, that is a bug, and shows."""
+    """Skip a peer that fails, with the reason. A failure of onchip is a bug and propagates."""
     try:
         yield
     except Exception as error:
@@ -161,7 +161,7 @@ def _skipping(case: Case, title: str, skipped: dict[str, str], reporter: Reporte
 
 
 def why(error: BaseException) -> str:
-    """The first line of whatever a framework had to say."""
+    """The first line of a framework's error message."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
 
 
@@ -186,7 +186,7 @@ def _check(ready: list[tuple[Case, Ready]], title: str, skipped: dict[str, str],
 def _time(
     entrants: list[_Entrant], pace: Pace | None, title: str, skipped: dict[str, str], reporter: Reporter
 ) -> dict[Case, Timing]:
-    """Of all that get through; when one fails, the others are timed anew."""
+    """The times of all engines that succeed; if one fails, the others are timed again."""
     if not entrants:
         return {}
     chosen = pace or entrants[0].case.pace or Pace()

@@ -1,6 +1,6 @@
-"""The clock of everything that runs on a GPU: of all ways in which an engine can run, the fastest.
+"""Timing on a GPU: the fastest of all ways to run an engine.
 
-A time is that of one call among many in a row, plain or in a replayed graph, whichever is faster for the engine; or,
+The time is that of one call among many back to back, eager or in a replayed CUDA graph, whichever is faster; or, if
 `synchronised`, that of one call and the wait for it, by the host's clock.
 """
 
@@ -18,7 +18,7 @@ from onchip.bench.stage import Stage, Work
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Verdict
 
-CALLS = 20  # of a sample, and of a graph; fewer where a call takes long
+CALLS = 20  # per sample, and per graph; fewer if a call takes long
 PACE = Pace(rounds=5, block_s=0.03, warm_up_s=0.01, pause_s=0, min_runs=3, max_runs=60)
 TRIALS = 3
 
@@ -27,17 +27,17 @@ TRIALS = 3
 class Forward:
     """One way to run a task."""
 
-    call: Work  # all of it once; y
-    captures: bool = True  # whether it can be recorded into a graph; not with `wait`
-    eager: bool = True  # whether it is worth measuring without one
-    wait: Callable[[Any], object] | None = None  # for a y: an engine with streams of its own, timed by the host
+    call: Work  # runs all of it once; returns y
+    captures: bool = True  # whether it can be captured into a graph; not with `wait`
+    eager: bool = True  # whether to measure it without a graph
+    wait: Callable[[Any], object] | None = None  # waits for y, for an engine with its own streams; timed by the host
 
 
 Variants = Mapping[str, Forward]
 
 
 class GpuClock:
-    """So many calls in a row as `run` makes, by the GPU's clock; a sample is the time of one."""
+    """Back-to-back calls in one `run`, by CUDA events; a sample is the time of one call."""
 
     def __init__(self, stage: Stage, run: Work, calls: int) -> None:
         self._stage, self._run, self._calls = stage, run, calls
@@ -50,7 +50,7 @@ class GpuClock:
 
 
 class HostClock:
-    """So many calls as `run` makes and the wait for the last, by the host's clock; a sample is the time of one."""
+    """Back-to-back calls in one `run` and the wait for the last, by the host's clock; a sample is one call's time."""
 
     def __init__(self, run: Work, wait: Callable[[Any], object], calls: int) -> None:
         self._run, self._wait, self._calls = run, wait, calls
@@ -76,7 +76,7 @@ def repeat(call: Work, calls: int) -> Any:
 
 
 def ways(forward: Forward, stage: Stage, synchronised: bool, calls: int) -> Iterator[tuple[str, Run]]:
-    """Every way in which this forward can be run, and what to call it."""
+    """Every way to run this forward, with its name."""
     if synchronised:
         wait = forward.wait or (lambda y: stage.synchronise())
         if forward.eager:
@@ -94,7 +94,7 @@ def ways(forward: Forward, stage: Stage, synchronised: bool, calls: int) -> Iter
 
 
 def fastest(variants: Variants, stage: Stage, synchronised: bool = False, calls: int = CALLS) -> tuple[Run, str]:
-    """The fastest way to run the fastest variant, and its name. The memory of the others is free again."""
+    """The fastest way to run the fastest variant, and its name. The memory of the others is freed."""
     best: Run | None = None
     best_ms, best_name = math.inf, ""
     for name, forward in variants.items():
@@ -110,8 +110,8 @@ def fastest(variants: Variants, stage: Stage, synchronised: bool = False, calls:
 
 
 def check(stage: Stage, run: Run, judge: Callable[[Any], Verdict]) -> Verdict:
-    """Run what will be timed, over memory full of NaNs."""
+    """Run what will be timed, over memory filled with NaNs."""
     y = run()
     stage.poison(y)
-    del y  # an engine that allocates its result gets the same memory again
+    del y  # an engine that allocates its result then reuses this memory
     return judge(run())

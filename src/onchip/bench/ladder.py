@@ -1,4 +1,4 @@
-"""Behind `onchip ladder`: choose the device, climb, describe, draw, write."""
+"""The implementation of `onchip ladder`: choose the device, climb, describe, plot, write."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from onchip.runtime.placement import device_name, find_device
 
 @dataclasses.dataclass(frozen=True)
 class LadderOptions:
-    """What a user may ask of a climb."""
+    """The options of a climb."""
 
     device: str = "auto"  # "cpu" or "cuda"
-    rows: int | None = None  # the ladder's own
-    rungs: list[str] | None = None  # all
-    threads: int | None = None  # all cores
-    plot: Path | None = None  # a picture to draw
-    folder: Path | None = None  # of result files
-    profile: bool = False  # bank conflicts, counted by ncu
-    commit: str | None = None  # what a tree without .git is a copy of
+    rows: int | None = None  # default: the ladder's own
+    rungs: list[str] | None = None  # default: all
+    threads: int | None = None  # default: all cores
+    plot: Path | None = None  # file to write
+    folder: Path | None = None  # for result files
+    profile: bool = False  # count bank conflicts with ncu
+    commit: str | None = None  # the commit of a source tree without .git
 
 
 def climb_ladder(
     name: str, options: LadderOptions, reporter: Reporter | None = None, pace: Pace | None = None
 ) -> tuple[Climb, Results]:
-    """Climb a ladder; draw it and write a result file where that is asked for."""
+    """Climb a ladder; write a plot and a result file if asked."""
     reporter, commit = reporter or Reporter(), machine.commit(options.commit)
     device = find_ladder_device(name, options, reporter)
     ladder = find_ladder(name, device.kind)
@@ -62,7 +62,7 @@ def climb_ladder(
     again = functools.partial(this_cpu, measure=True) if device.kind == "cpu" else None
     climbed = climb(ladder, rows=options.rows, rungs=options.rungs, threads=check_threads(options.threads), pace=pace,
                     progress=reporter.progress, measure_again=again)  # fmt: skip
-    device = this_cpu() if device.kind == "cpu" else device  # with the rates that the floors are made of
+    device = this_cpu() if device.kind == "cpu" else device  # with the rates that the floors are computed from
     for rung, why in climbed.skipped.items():
         reporter.say(f"skipped {rung}: {why}")
     if options.profile:
@@ -78,7 +78,7 @@ def climb_ladder(
 
 
 def find_ladder_device(name: str, options: LadderOptions, reporter: Reporter) -> Device:
-    """The device that a ladder is climbed on. "auto": the GPU where there is one and the ladder has rungs for it."""
+    """The device to climb on. "auto": the GPU, if there is one and the ladder has rungs for it."""
     asked = known_name(device_name(options.device), ("auto", "cpu", "cuda"), "device for a ladder", "--device auto")
     if asked == "auto" and "cuda" not in ladder_devices(name):
         reporter.say("device: cpu (auto: this ladder has no rungs for a GPU yet)")
@@ -86,12 +86,12 @@ def find_ladder_device(name: str, options: LadderOptions, reporter: Reporter) ->
     found, _, chosen = find_device(asked, options.threads)
     if asked == "auto":
         reporter.say(f"device: {chosen}")
-    # Rates of an hour ago, on a busier machine, would make a false floor.
+    # Old rates, measured on a busier machine, would give a wrong floor.
     return this_cpu(measure=True) if found.kind == "cpu" else found
 
 
 def profiled(climbed: Climb, reporter: Reporter) -> Climb:
-    """The same climb with each rung's bank conflicts, where ncu can tell them."""
+    """The same climb with each rung's bank conflicts, if ncu can count them."""
     reporter.progress("counting bank conflicts")
     try:
         launches = {step.rung: int(step.facts["launches"]) for step in climbed.steps}
@@ -106,7 +106,7 @@ def profiled(climbed: Climb, reporter: Reporter) -> Climb:
 
 
 def ladder_results(climbed: Climb, device: Device, commit: str) -> Results:
-    """A climb in the form of a result file: engines are "ladder:<rung>"."""
+    """A climb as a result file: engines are "ladder:<rung>"."""
     rows = tuple(
         make_row(
             climbed.ladder, f"{climbed.B} rows", f"ladder:{step.rung}", step.timing, step.verdict, work=climbed.B,

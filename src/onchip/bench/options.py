@@ -1,4 +1,4 @@
-"""What a user may choose when measuring; every builder of cases gets all of it."""
+"""The options of a measurement, passed to every builder of cases."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Options:
     threads: int = 1
     peers: bool = False
     accuracy: bool = False
-    rows: tuple[int, ...] = ()  # empty: the workload's own
-    batches: tuple[int, ...] = ()  # rows a training step; empty: the workload's own
-    shapes: Shapes | None = None  # sizes that the ONNX files of networks leave open
+    rows: tuple[int, ...] = ()  # empty: the workload's defaults
+    batches: tuple[int, ...] = ()  # rows per training step; empty: the workload's defaults
+    shapes: Shapes | None = None  # for dynamic sizes of ONNX files
 
 
 def parse_counts(text: str, what: str) -> tuple[int, ...]:
-    """ "12800,262144" -> (12800, 262144). `what` they count, for the error."""
+    """ "12800,262144" -> (12800, 262144). `what` names the counts in errors."""
     try:
         counts = tuple(int(part.replace("_", "")) for part in text.split(",") if part.strip())
     except ValueError:

@@ -1,7 +1,7 @@
-"""A GPU to measure on: rows that lie there, a clock that runs there, calls recorded into graphs.
+"""A GPU to measure on: device-resident rows, CUDA events, captured graphs.
 
-With torch, arrays are its tensors and the work of everyone goes to its current stream. Without it there are no peers,
-and ours gets arrays of our own.
+With torch, arrays are its tensors and all work goes to its current stream. Without it there are no peers, and arrays
+are onchip's own.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from onchip.network.types import numpy_dtype
 from onchip.runtime.cuda.gpu import Buffer, Event, Gpu
 from onchip.runtime.cuda.pinned import PinnedBuffer
 
-Work = Callable[[], Any]  # puts something on the stream, and hands back the array that it will write
+Work = Callable[[], Any]  # enqueues work and returns the array that it writes
 COPY_BYTES = 4 << 30  # or a quarter of the memory
-PRODUCT = 8192  # rows and columns of the product
+PRODUCT = 8192  # rows and columns of the gemm
 
 
 class Recorded:
-    """A graph, and the work that it was made of: whose weights the graph reads, and would not keep by itself."""
+    """A graph and the work it was captured from, whose weights it reads; keeping the work keeps them alive."""
 
     def __init__(self, replay: Callable[[], object], work: Work, y: Any) -> None:
         self._replay, self._work, self._y = replay, work, y
@@ -37,37 +37,37 @@ class Recorded:
 
 class Stage(Protocol):
     def put(self, x: Array, dtype: str) -> Any:
-        """x on the GPU, rounded to dtype."""
+        """Upload x, rounded to dtype."""
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """An array on the GPU that somebody writes to."""
+        """An uninitialised array on the GPU."""
 
     def locked(self, shape: tuple[int, ...], dtype: str) -> Array:
-        """An array in page-locked memory of the host; it is there as long as the stage is."""
+        """An array in pinned host memory that lives as long as the stage."""
 
     def poison(self, y: Any) -> None:
-        """Fill y with NaNs, ints with -1, where it may be written: what nobody writes stays one."""
+        """Fill y with NaNs, ints with -1, if it is writable: elements that are not written keep that value."""
 
     def copy(self, x: Any, y: Any) -> Any:
-        """x to y, by the GPU's own copy; y."""
+        """Copy x to y with a device-to-device memcpy; return y."""
 
     def fetch(self, y: Any, rows: Array | None = None) -> Array:
-        """All of y, or these rows, when the work before is done: floats as float32 or as they are, ints as they are."""
+        """Wait, then download y or these rows: floats as float32 or unchanged, ints unchanged."""
 
     def is_finite(self, y: Any) -> bool:
-        """Whether there is no NaN and no infinity in y."""
+        """Whether y has no NaN and no infinity."""
 
     def record(self, work: Work, times: int) -> Work:
-        """A graph of this work, so many times over; to call it is to launch it. It keeps what the work needs."""
+        """A graph of this work, `times` times over; calling it launches it. It keeps the work alive."""
 
     def ms(self, work: Work) -> float:
-        """How long the work takes on the GPU, if it was busy before."""
+        """GPU time of the work, if the GPU is already busy."""
 
     def trim(self) -> None:
         """Free cached memory if the device is more than half full."""
 
     def synchronise(self) -> None:
-        """Return when the stream is done."""
+        """Wait for the stream."""
 
 
 def make_stage(index: int) -> Stage:
@@ -75,7 +75,7 @@ def make_stage(index: int) -> Stage:
 
 
 def has_torch() -> bool:
-    """Whether torch is here, and made for GPUs."""
+    """Whether torch is installed with CUDA."""
     if importlib.util.find_spec("torch") is None:
         return False
     import torch
@@ -91,7 +91,7 @@ class TorchStage:
         self.torch, self.device, self._stream = torch, torch.device("cuda", index), torch.cuda.current_stream()
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         if self._is_half_full():
-            gc.collect()  # what a job before left in reference cycles; slow, so once per job
+            gc.collect()  # reference cycles of the previous job; slow, so once per job
             self.trim()
 
     def put(self, x: Array, dtype: str) -> Any:
@@ -105,7 +105,7 @@ class TorchStage:
         return array
 
     def poison(self, y: Any) -> None:
-        if isinstance(y, self.torch.Tensor):  # an array of JAX is not for others to write, and new in every call
+        if isinstance(y, self.torch.Tensor):  # JAX arrays are immutable, and new in every call
             y.fill_(float("nan") if y.is_floating_point() else -1)
 
     def copy(self, x: Any, y: Any) -> Any:
@@ -123,7 +123,7 @@ class TorchStage:
 
     def record(self, work: Work, times: int) -> Work:
         torch = self.torch
-        aside = torch.cuda.Stream()  # torch wants what it captures to have run before, on another stream than its own
+        aside = torch.cuda.Stream()  # torch requires a warm-up on a side stream before capture
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(2):
@@ -142,7 +142,7 @@ class TorchStage:
         return Recorded(graph.replay, work, y)
 
     def ms(self, work: Work) -> float:
-        work()  # the GPU is busy when the clock starts: the way of the first launch to it is nobody's
+        work()  # keeps the GPU busy when the clock starts, so the first launch's latency is not measured
         self._start.record()
         work()
         self._end.record()
@@ -150,7 +150,7 @@ class TorchStage:
         return float(self._start.elapsed_time(self._end))
 
     def trim(self) -> None:
-        if self._is_half_full():  # torch caches the memory of graphs and tensors that are gone
+        if self._is_half_full():  # torch caches the memory of freed graphs and tensors
             self.torch.cuda.empty_cache()
 
     def _is_half_full(self) -> bool:
@@ -158,7 +158,7 @@ class TorchStage:
         return bool(free < all / 2)
 
     def memory_bytes(self) -> int:
-        """That torch's tensors take there now."""
+        """Memory allocated by torch's tensors."""
         return int(self.torch.cuda.memory_allocated())
 
     def synchronise(self) -> None:
@@ -166,7 +166,7 @@ class TorchStage:
 
 
 class Rows:
-    """An array of the GPU for those who ask by __cuda_array_interface__."""
+    """A GPU array that is shared by __cuda_array_interface__."""
 
     def __init__(self, stage: PlainStage, buffer: Buffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.buffer, self.shape, self.dtype = buffer, shape, dtype
@@ -182,7 +182,7 @@ class PlainStage:
     def __init__(self, index: int) -> None:
         self.gpu = Gpu.get(index)
         self.gpu.enter()
-        self.stream = self.gpu.stream  # of the moment: while a graph is recorded, that one
+        self.stream = self.gpu.stream  # the current one: during capture, the captured stream
         self._start, self._end = self.gpu.event(), self.gpu.event()
         self._locked: list[PinnedBuffer] = []
 
@@ -240,7 +240,7 @@ class PlainStage:
 
 
 def elapsed_ms(work: Work, start: Event, end: Event) -> float:
-    """As TorchStage.ms, on our own stream."""
+    """As TorchStage.ms, on onchip's stream."""
     work()
     start.record()
     work()
@@ -248,11 +248,11 @@ def elapsed_ms(work: Work, start: Event, end: Event) -> float:
     return end.ms_since(start)
 
 
-# -- what the chip can do ----------------------------------------------------------------------------------
+# -- measured rates --------------------------------------------------------------------------------------
 
 
 def measure_ceilings(index: int) -> dict[str, float]:
-    """Rates of this minute: bytes read and written by a copy, and, with torch, flop/s of a product in fp16."""
+    """Rates measured now: bytes read and written by a copy and, with torch, flop/s of an fp16 gemm."""
     gpu = Gpu.get(index)
     gpu.enter()
     nbytes = min(COPY_BYTES, gpu.device.memory_bytes // 16 * 4)

@@ -1,4 +1,4 @@
-"""onchip bench: measure, and write what was measured."""
+"""onchip bench: measure and write result files."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def bench(
     measured, worst = [], 0
     with stderr_reporter() as reporter:
         chosen = choose_device(device, threads, reporter)
-        # Of a network of one's own, auto is every device: which one is faster is what a user wants to know.
+        # For a user's own network, auto measures every device: users want to know which one is faster.
         for each in ["cpu", chosen] if is_own and device.lower() == "auto" and chosen != "cpu" else [chosen]:
             options = Options(each, check_threads(threads), peers, accuracy, *counts, sizes)
             if quick and not names:

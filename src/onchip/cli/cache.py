@@ -1,4 +1,4 @@
-"""onchip cache: what is kept on the disk for the next time."""
+"""onchip cache: show or clear the cache on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""onchip check: how right every device and precision is."""
+"""onchip check: the error of every device and precision."""
 
 from __future__ import annotations
 

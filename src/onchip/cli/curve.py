@@ -1,4 +1,4 @@
-"""--plot: the learning curve as a picture, loss and, where there are classes, accuracy by epoch."""
+"""--plot: the learning curve, loss and, for classifiers, accuracy per epoch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRAINING, _VALIDATION, _BEST = "#1f5fa8", "#e07b00", "#777777"
 
 
 def check_plot(path: Path) -> None:
-    """Raise now what drawing would raise after the training."""
+    """Raise before the training what drawing would raise after it."""
     if path.suffix.lower() not in SUFFIXES and not path.is_dir():
         got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
         hint = f"--plot {path.with_suffix('.png')}"
@@ -30,18 +30,18 @@ def check_plot(path: Path) -> None:
 
 
 def draw_curve(path: Path, title: str, loss: str, history: Sequence[Epoch], best_epoch: int, test: str) -> None:
-    """Draw a training run; the file appears whole or not at all.
+    """Draw a training run; the file is written atomically.
 
-    loss  what the loss is called
-    test  how the tested network did, in words; "" if it was not
+    loss  name of the loss
+    test  the test result as text; "" if there was no test
     """
-    from matplotlib.figure import Figure  # no pyplot: no window system is asked
+    from matplotlib.figure import Figure  # not pyplot: needs no window system
     from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
 
     has_classes = history[0].accuracy is not None
     figure = Figure(figsize=(10.5 if has_classes else 6.4, 4.2), layout="constrained")
     axes = figure.subplots(1, 2 if has_classes else 1, squeeze=False)[0]
-    figure.suptitle(f"{title}\n{test}" if test else title, fontsize=11, parse_math=False)  # a "$" may be in a name
+    figure.suptitle(f"{title}\n{test}" if test else title, fontsize=11, parse_math=False)  # names may contain "$"
     epochs = [epoch.epoch for epoch in history]
     _curves(axes[0], epochs, [e.loss for e in history], [e.validation_loss for e in history])
     axes[0].set(ylabel=f"loss ({loss.replace('_', ' ')})")
@@ -67,7 +67,7 @@ def draw_curve(path: Path, title: str, loss: str, history: Sequence[Epoch], best
 
 
 def _curves(axis: Any, epochs: list[int], training: list[Any], validation: list[Any]) -> None:
-    dot = "o" if len(epochs) <= 40 else ""  # one epoch is a dot; a thousand are a line
+    dot = "o" if len(epochs) <= 40 else ""  # markers only for few epochs
     axis.plot(epochs, training, color=_TRAINING, marker=dot, markersize=3, label="training")
     if validation[0] is not None:
         axis.plot(epochs, validation, color=_VALIDATION, marker=dot, markersize=3, label="validation")

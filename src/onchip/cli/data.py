@@ -1,4 +1,4 @@
-"""onchip data: data sets fetched from where they are published."""
+"""onchip data: download published data sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer import Argument, Option
 from onchip.cli.options import Json, completes
 from onchip.cli.talk import print_json, progress, say
 
-NAMES = ("mnist",)  # onchip.workloads.download has them
+NAMES = ("mnist",)  # those of onchip.workloads.download
 
 
 def data(

@@ -1,4 +1,4 @@
-"""onchip demo: the whole way once."""
+"""onchip demo: train, save, load, plan, run and time one network."""
 
 from __future__ import annotations
 

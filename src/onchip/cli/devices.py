@@ -1,4 +1,4 @@
-"""onchip devices: what is here, and what can be planned for."""
+"""onchip devices: the available devices, and those that can be planned for."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""onchip: the command line. One file a command; what can go wrong in any of them is caught here, once.
+"""onchip: the command line. One file per command; errors common to all commands are caught here.
 
-Exit codes: 0 done; 1 the work failed, or nobody takes its data on stdout; 2 misuse, bad input, no room, stopped.
+Exit codes: 0 done; 1 the work failed, or stdout is closed; 2 misuse, bad input, out of memory or disk space, stopped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from onchip.cli.stop import Stoppable, StoppedError, stopping
 from onchip.cli.streams import StdoutError, open_streams
 from onchip.errors import OnchipError
 
-# Nothing slow is imported here, not even typing: until main runs, a signal does what Python does with it.
+# No slow imports here, not even typing: until main runs, signals have Python's default handlers.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +38,9 @@ prints one JSON document.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code.
+    """Run one command; return its exit code.
 
-    Without `argv` this is the program: the arguments are the command line's, streams and signals are its own.
+    Without `argv`, read the command line and own the process's streams and signal handlers.
     """
     try:
         with Stoppable(is_program=argv is None):
@@ -64,7 +64,7 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         code = _dispatch(argv)
     except Exception:
-        if stopping.is_set():  # what a library makes of a call that the stop cut short
+        if stopping.is_set():  # a library may raise its own error when the stop interrupts a call
             raise StoppedError from None
         raise
     sys.stdout.flush()
@@ -72,24 +72,27 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _collect_rarely() -> None:
-    """Loading makes objects that all stay; to look for garbage among them every 700 costs a tenth of the start, and
-    to take all of them apart at the end a third of a second."""
+    """Tune the garbage collector for objects that live until exit.
+
+    Collecting every 700 allocations costs a tenth of the start-up time; freeing all objects at exit costs a third of a
+    second.
+    """
     import atexit
     import gc
 
     gc.set_threshold(100_000)
-    atexit.register(gc.freeze)  # the first that is registered is the last that is called
+    atexit.register(gc.freeze)  # registered first, so called last
 
 
 def build_app(only: str = "") -> typer.Typer:
-    """The app with every command, in the order of the story, or with one. Imports no NumPy: --help is quick."""
+    """The app with every command, in help order, or with one. Does not import NumPy, so --help is quick."""
     import importlib
 
     import typer
 
     from onchip.cli.quick_parse import QuickCommand, QuickGroup
 
-    # Plain help: examples stay on their line and can be copied.
+    # Plain help: examples stay on one line and can be copied.
     app = typer.Typer(
         cls=QuickGroup, rich_markup_mode=None, pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -114,10 +117,10 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     if args[:1] in ([], ["help"]):
         args = [*args[1:], "--help"]
     try:
-        only = args[0] if args[0] in COMMANDS else ""  # the others need not be loaded
+        only = args[0] if args[0] in COMMANDS else ""  # load only this command
         code = build_app(only)(args=args, prog_name="onchip", standalone_mode=False, obj=args)
     except Exception as error:
-        if not hasattr(error, "show"):  # the option parser's own have it; whose class they are goes with its version
+        if not hasattr(error, "show"):  # only option parser errors have it; their class depends on the version
             raise
         from onchip.cli.misuse import misuse
 
@@ -143,14 +146,14 @@ def _fail(message: str, code: int) -> int:
 def _stopped() -> int:
     from os import environ
 
-    # A rank that `--ranks` started is stopped by who started it, and that one says it.
+    # The process that started this rank by `--ranks` stops it and prints the message.
     return 2 if "ONCHIP_SUPERVISOR" in environ else _fail(STOPPED, 2)
 
 
 def _no_stdout(error: StdoutError) -> int:
     import errno
 
-    if error.errno == errno.EPIPE:  # the reader (head, less) has seen enough
+    if error.errno == errno.EPIPE:  # the reader (head, less) closed the pipe
         return 1
     return _fail(f"cannot write to standard output: {error.strerror}", 1)
 

@@ -1,4 +1,4 @@
-"""What the option parser refuses, said as every other error is: got, expected, try."""
+"""Errors of the option parser in the form of every other error: got, expected, try."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXTRA = re.compile(r"(?s)Got unexpected extra argument\S* \((.*)\)")
 
 
 def misuse(error: Any, args: Sequence[str], commands: Sequence[str]) -> InputError:
-    """error: the parser's; whose class it is goes with its version. args: what was typed behind `onchip`"""
+    """error: the parser's, whose class depends on its version. args: the command line after `onchip`."""
     command = args[0] if args and args[0] in commands else ""
     context, got = error.ctx, shlex.join(["onchip", *args])
     expected = " ".join(context.get_usage().removeprefix("Usage: ").split()) if context is not None else ""

@@ -1,4 +1,4 @@
-"""Options that several commands share, so that they read the same everywhere."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typer import Argument, Option
 
 from onchip.plan.device import KNOWN
 
-WORKLOADS = ("decode", "digits", "faces", "sentiment", "backprop", "scan")  # onchip.workloads has them, with NumPy
+WORKLOADS = ("decode", "digits", "faces", "sentiment", "backprop", "scan")  # onchip.workloads, without importing it
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
 def completes(names: Iterable[str], *suffixes: str) -> Callable[[str], list[str]]:
-    """How a shell completes an argument: with these names, and with folders and files of these suffixes."""
+    """Shell completion of an argument: these names, folders, and files with these suffixes."""
 
     def complete(incomplete: str) -> list[str]:
         from pathlib import Path
@@ -90,13 +90,13 @@ Verbose = Annotated[
 
 
 def left_out(no_fold: bool, no_merge: bool, no_windows: bool, no_phases: bool, no_early: bool) -> tuple[str, ...]:
-    """The rewrites that a user asked to leave out, by the names that a Job knows."""
+    """The rewrites that the user disabled, by their names in Job."""
     asked = {"fold": no_fold, "merge": no_merge, "windows": no_windows, "phases": no_phases, "early": no_early}
     return tuple(name for name, off in asked.items() if off)
 
 
 def parse_shapes(given: list[str] | None) -> dict[str, tuple[int | str, ...]] | tuple[int | str, ...] | None:
-    """["x=B,3,640,640"] -> {"x": ("B", 3, 640, 640)}; a shape alone, without the name of an input, stays one."""
+    """["x=B,3,640,640"] -> {"x": ("B", 3, 640, 640)}; a shape without an input name is returned as a tuple."""
     shapes: dict[str, tuple[int | str, ...]] = {}
     for text in given or []:
         name, _, sizes = text.rpartition("=")

@@ -1,4 +1,4 @@
-"""onchip plan: what would run, and why."""
+"""onchip plan: which kernels would run, and why."""
 
 from __future__ import annotations
 

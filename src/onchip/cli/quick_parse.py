@@ -1,6 +1,6 @@
-"""Typer's commands with values converted here: for that Typer loads pydantic, a fifth of a second before any work.
+"""Typer commands with fast value conversion: Typer imports pydantic for it, a fifth of a second at start-up.
 
-Only what is plainly right is converted. Anything else goes Typer's way, which says what is wrong with it.
+Only values that are plainly valid are converted here. Typer converts the rest and reports errors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class QuickGroup(TyperGroup):
 
 
 def convert_quickly(parameters: list[Any], function: Callable[..., Any] | None) -> list[Any]:
-    """Let each parameter of a command look here first; `function` has them by name, with their types."""
+    """Wrap each parameter of a command; `function` has their types by name."""
     types = {} if function is None else get_type_hints(function)
     for parameter in parameters:
         if not isinstance(parameter.process_value, _Quick):
@@ -41,13 +41,13 @@ def convert_quickly(parameters: list[Any], function: Callable[..., Any] | None) 
 
 
 def _plain_type(hint: Any) -> type | None:
-    """str of `str` and of `str | None`; None of what is not in _READ."""
+    """`str` and `str | None` -> str; None for types that are not in _READ."""
     kinds = [kind for kind in get_args(hint) if kind is not type(None)] if isinstance(hint, UnionType) else [hint]
     return kinds[0] if len(kinds) == 1 and kinds[0] in _READ else None
 
 
 class _Quick:
-    """The conversion of one parameter, in the place of its own."""
+    """The conversion of one parameter; replaces its process_value."""
 
     def __init__(self, parameter: Any, kind: type | None) -> None:
         self.parameter, self.kind, self.slow = parameter, kind, parameter.process_value

@@ -1,4 +1,4 @@
-"""onchip run: a network over the rows of a file, or over random ones."""
+"""onchip run: run a network over the rows of a file, or over random rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from onchip.runtime.io.output import PartialOutput
     from onchip.runtime.io.row_sources import FittedRows
 
-_LONG_S = 2.0  # building that takes longer is announced
+_LONG_S = 2.0  # longer building is logged
 
 
 def run(
@@ -147,7 +147,7 @@ def run(
     from onchip.runtime.distributed.launchers import is_one_of_many
     from onchip.runtime.distributed.supervise import Reporter, check_started_once, is_supervised, run_ranks
 
-    if ranks not in (None, "1", "auto") and not (is_one_of_many() or is_supervised()):  # before more is loaded
+    if ranks not in (None, "1", "auto") and not (is_one_of_many() or is_supervised()):  # before the slow imports
         _check_request([*([rows] if rows else []), *_named_files(inputs or []).values()], count, seed, padding)
         _check_scale_out(ranks, rows, resume, output, deadline)
         with ranks_progress() as show:
@@ -199,8 +199,8 @@ def run(
             for note in notes:
                 say(note)
             total = len(sources[0])
-            # All rows of the job, not of a chunk or a rank: work done once pays off over all of them, and the plan,
-            # with it the bits, is the same for any number of ranks.
+            # All rows of the job, not of a chunk or a rank: work done once is amortised over all of them, and the plan,
+            # and so the bits, do not depend on the number of ranks.
             job = Job(precision, max(1, total), without=without, tables=tables)
             if ranks == "auto" and found.size == 1:
                 chosen_ranks, why = ranks_for(net, device, job)
@@ -211,7 +211,7 @@ def run(
             files = {**({"INPUT": rows} if rows else {}), **named}
             options = {"count": count, "seed": seed, "scale": scale, "padding": padding, "io": io, "top": top}
             record = {} if output is None else run_record(model, net, files, job, options)
-            # Of several ranks all is kept: a launcher stops the others when one of them dies.
+            # With several ranks, keep every chunk: if one rank dies, the launcher stops the others.
             keep_s = KEEP_S if found.size == 1 else 0.0
             with _open_kept(open_output(output, net, total, record, resume, keep_s, top)) as sink:
                 if sink is not None and sink.found:
@@ -263,7 +263,7 @@ def run(
 
 
 def _read_stdin() -> Path:
-    """Standard input in a file, which is removed when the program ends; what it begins with says what it is."""
+    """Copy stdin to a file that is removed at exit; its first bytes determine the format."""
     import atexit
     import shutil
     import sys
@@ -284,7 +284,7 @@ def _read_stdin() -> Path:
 
 @contextlib.contextmanager
 def _naming_stdin(path: Path | None) -> Iterator[None]:
-    """Where this file is standard input's, errors call it so: its name means nothing to anybody."""
+    """In errors about this file, print "standard input" instead of its temporary path."""
     try:
         yield
     except OnchipError as error:
@@ -313,7 +313,7 @@ def _check_scale_out(ranks: str | None, rows: Path | None, resume: bool, output:
 
 
 def _found(sink: PartialOutput, resume: bool) -> str:
-    """What is said of an earlier run of the same output that did not end."""
+    """The message about an earlier, incomplete run with the same output."""
     if not resume:
         return f"an earlier run did not complete {sink.path}: beginning anew (--resume would go on with it)"
     if not sink.cuts:
@@ -323,7 +323,7 @@ def _found(sink: PartialOutput, resume: bool) -> str:
 
 @contextlib.contextmanager
 def _open_kept(opened: contextlib.AbstractContextManager[PartialOutput | None]) -> Iterator[PartialOutput | None]:
-    """The same, and what stays of an output that is not completed is said."""
+    """As `opened`; log what remains of an output that is not completed."""
     sink = None
     try:
         with opened as sink:
@@ -335,7 +335,7 @@ def _open_kept(opened: contextlib.AbstractContextManager[PartialOutput | None]) 
 
 
 def _chosen(devices: list[str], ranks: Ranks) -> str:
-    """The devices of all workers, in a line."""
+    """The devices of all workers, on one line."""
     if ranks.size > 1:
         hosts = len(set(ranks.hosts))
         return f"{devices[0]}; {ranks.size} ranks on {hosts} {'machine' if hosts == 1 else 'machines'}"
@@ -343,7 +343,7 @@ def _chosen(devices: list[str], ranks: Ranks) -> str:
 
 
 def _announce_building(ranks: Ranks, plan: Plan) -> None:
-    """Say that the weights which the rewrites derive take a while, if they do, and who of several ranks makes them."""
+    """Log if computing the derived weights takes long, and which rank computes them."""
     from onchip.runtime.cpu.weights import who_makes
 
     seconds = plan.build_us * 1e-6

@@ -1,4 +1,4 @@
-"""onchip scan: running sums, maxima, minima or products of the numbers in a file."""
+"""onchip scan: prefix sums, maxima, minima or products of the values in a file."""
 
 from __future__ import annotations
 

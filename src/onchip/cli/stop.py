@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: heard from the first moment to the last, said in one line, exit code 2.
+"""Ctrl-C and SIGTERM: handled from start to exit, reported in one line, exit code 2.
 
-This file loads nothing that Python has not loaded by itself: until its handlers are set, SIGTERM kills without a word.
-So no contextlib, no threading and no signal, which need 10 ms, but the built-in module beneath the latter.
+This module imports only what Python has already loaded: until its handlers are set, SIGTERM kills silently. So it uses
+the built-in _signal, not contextlib, threading or signal, which take 10 ms to import.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ _SAME_STOP_S = 1.0
 
 
 class StoppedError(BaseException):
-    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: the option parser turns that into exit code 130, and Python, if it
-    passed through an exec(), kills the process with SIGINT at its very end, however well it was handled."""
+    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: the option parser maps that to exit code 130, and if it passed
+    through an exec(), Python kills the process with SIGINT at exit even if it was handled.
+    """
 
 
 class _Flag:
@@ -35,14 +36,13 @@ class _Flag:
         return self._is_set
 
 
-stopping = _Flag()  # set by the handler: Python drops what it raises in some corners, as in an import
+stopping = _Flag()  # set by the handler: Python drops exceptions raised in some contexts, e.g. during an import
 
 
 class Stoppable:
-    """In this block Ctrl-C and SIGTERM raise StoppedError, so that what is half-written is removed on the way out.
+    """Within this block Ctrl-C and SIGTERM raise StoppedError, so that partial files are removed.
 
-    is_program  the process ends after the block: a signal that comes then changes nothing any more. Else the handlers
-                of before are set again.
+    is_program  the process ends after the block, so later signals are ignored. Else the previous handlers are restored.
     """
 
     def __init__(self, is_program: bool) -> None:
@@ -55,11 +55,11 @@ class Stoppable:
         stopping.clear()
         sys.unraisablehook = self._hide
         for number in (_signal.SIGINT, _signal.SIGTERM):
-            if _signal.getsignal(number) is _signal.SIG_IGN:  # nohup and & in scripts: who ignores it means it
+            if _signal.getsignal(number) is _signal.SIG_IGN:  # nohup and & in scripts: keep ignoring it
                 continue
             try:
                 self._before[number] = _signal.signal(number, self._stop)
-            except ValueError:  # not in the main thread: only there may handlers be set
+            except ValueError:  # not the main thread, the only one that may set handlers
                 return
 
     def __exit__(self, *_: object) -> None:
@@ -69,11 +69,11 @@ class Stoppable:
 
     def _stop(self, *_: object) -> None:
         stopping.set()
-        # Terminals and launchers send a signal twice and more: the second must not cut short the way out of the first.
+        # Terminals and launchers may repeat a signal: the second must not interrupt the cleanup of the first.
         if time.monotonic() - self._last_raised > _SAME_STOP_S:
             self._last_raised = time.monotonic()
             raise StoppedError
 
     def _hide(self, unraisable: sys.UnraisableHookArgs) -> None:
-        if unraisable.exc_type is not StoppedError:  # that one is known by its flag
+        if unraisable.exc_type is not StoppedError:  # the flag reports that one
             self._said(unraisable)

@@ -1,6 +1,6 @@
-"""The program's standard streams, in whatever state it is started: closed, full, or with nobody at the other end.
+"""The program's standard streams, usable even if they are closed, full, or a broken pipe.
 
-Data that cannot be written to stdout is an error. Talk that cannot be written to stderr is dropped: the work counts.
+Failing to write data to stdout is an error. Messages that cannot be written to stderr are dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class _Data(io.FileIO):
     failed = False
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
-        if self.failed:  # that was said; Python writes what is left once more when it ends
+        if self.failed:  # already reported; Python flushes the rest again at exit
             return len(data)
         try:
             return super().write(data)
@@ -30,22 +30,22 @@ class _Data(io.FileIO):
 class _Talk(io.FileIO):
     def write(self, data: bytes) -> int:  # type: ignore[override]
         try:
-            return super().write(data) or len(data)  # None: a terminal that takes no more just now
+            return super().write(data) or len(data)  # None: a non-blocking terminal that is full
         except OSError:
             return len(data)
 
 
 def open_streams() -> None:
-    """Make stdin, stdout and stderr streams that can be used, whatever they are.
+    """Make stdin, stdout and stderr usable streams.
 
-    Each that is closed becomes /dev/null: else the next file that is opened would have its number, and what a library
-    prints would end up in it. For stdout it is opened to read only, so that data is refused as by a closed one.
+    A closed one becomes /dev/null: otherwise the next opened file would get its descriptor, and output of a library
+    would go into that file. For stdout, /dev/null is opened read-only, so that writes fail as on a closed stream.
     """
     for fd, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, flags), True)  # the lowest number that is free: fd
+            os.set_inheritable(os.open(os.devnull, flags), True)  # the lowest free descriptor: fd
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - stays open
     sys.stdout = _text(_Data(1, "w", closefd=False), sys.stdout)
@@ -53,7 +53,7 @@ def open_streams() -> None:
 
 
 def _text(raw: io.FileIO, before: object) -> io.TextIOWrapper:
-    """A text stream to `raw`, encoded and flushed as the one before, where there was one."""
+    """A text stream to `raw` with the encoding and buffering of the previous one, if any."""
     if not isinstance(before, io.TextIOWrapper):
         return io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
     by_line = before.line_buffering or before.write_through

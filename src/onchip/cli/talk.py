@@ -1,4 +1,4 @@
-"""How the commands speak: data on stdout, everything else on stderr."""
+"""Output of the commands: data on stdout, messages on stderr."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def check_stopped() -> None:
 
 
 def say(text: str) -> None:
-    """Lines of talk. Names in them may be anybody's: what a terminal would take for an order is shown as text."""
+    """Print messages to stderr. Control characters, e.g. in file names, are escaped."""
     print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
 
 
 def columns_of(stream: TextIO) -> int:
-    """How wide lines may be there; no limit where it is no terminal."""
+    """The width of the terminal; unlimited if the stream is none."""
     import shutil
 
     return shutil.get_terminal_size().columns if stream.isatty() else sys.maxsize
@@ -42,7 +42,7 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The same with what JSON knows: null for NaN and infinity, text for paths."""
+    """The same value in JSON types: null for NaN and infinity, strings for paths."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -62,7 +62,7 @@ def rate(per_second: float, unit: str = "rows") -> str:
 
 @contextlib.contextmanager
 def progress(what: str, total: float) -> Iterator[Update]:
-    """A bar on stderr; yields update(done, text). Where stderr is no terminal there is no bar."""
+    """A progress bar on stderr; yields update(done, text). No bar if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield lambda done, text: check_stopped()
         return
@@ -85,7 +85,7 @@ def progress(what: str, total: float) -> Iterator[Update]:
 
 @contextlib.contextmanager
 def ranks_progress() -> Iterator[Callable[[str, float, float, str], None]]:
-    """One bar for all ranks, which rank 0 moves; it begins when rank 0 does."""
+    """One bar for all ranks, updated by rank 0; it appears at rank 0's first update."""
     with contextlib.ExitStack() as stack:
         bars: list[Update] = []
 
@@ -99,7 +99,7 @@ def ranks_progress() -> Iterator[Callable[[str, float, float, str], None]]:
 
 @contextlib.contextmanager
 def resumable(command: str, checkpoint: Path | None) -> Iterator[None]:
-    """Where a run that is stopped left a checkpoint, the one line that is said then tells how to go on."""
+    """If a stopped run left a checkpoint, print how to resume it."""
     try:
         yield
     except StoppedError:
@@ -112,7 +112,7 @@ def resumable(command: str, checkpoint: Path | None) -> Iterator[None]:
 
 
 def say_device(chosen: str, plan: Plan, verbose: int, compile_seconds: float) -> None:
-    """The device and why; -v the plan, -vv what compiling (or loading what is compiled) took, -vvv where it is kept."""
+    """Log the device and why; -v the plan, -vv compile (or load) times, -vvv the paths of the cached binaries."""
     say(f"device: {chosen}")
     if verbose >= 1:
         say(plan.text(columns_of(sys.stderr)))

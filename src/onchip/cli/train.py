@@ -1,4 +1,4 @@
-"""onchip train: a new network, or an old one trained further."""
+"""onchip train: train a new network, or continue with an existing one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from onchip.workloads.train_job import TrainJob
 
 
-_NOT_SETTINGS = ("config", "as_json", "verbose", "ranks")  # which a config file cannot say
+_NOT_SETTINGS = ("config", "as_json", "verbose", "ranks")  # not allowed in a config file
 
 
 def train(
@@ -104,7 +104,7 @@ def train(
     from onchip.workloads.table_data import Source
     from onchip.workloads.train_job import NEW, TRAINED, files_read, train_job
 
-    # The parameters above, by name: what is None was not given, and a config file may say it.
+    # The parameters above, by name. None: not given; a config file may set it.
     told = {name: value for name, value in context.params.items() if name not in _NOT_SETTINGS}
     chosen, options = settings(config, told)
     chosen = replace(chosen, model=model_name(chosen.model, (*TRAINED, NEW, *WORKLOADS)))
@@ -184,8 +184,9 @@ def train(
 
 
 def _start_ranks(ranks: int | None, args: list[str]) -> Ranks:
-    """The ranks of this command: this process alone, or all that mpiexec started. With --ranks they are started, and
-    this process ends when they do."""
+    """The ranks of this command: this process alone, or all that mpiexec started. With --ranks, start them; this
+    process then ends when they do.
+    """
     from onchip.runtime.distributed.launchers import is_one_of_many
     from onchip.runtime.distributed.ranks import find_ranks, hush
     from onchip.runtime.distributed.supervise import Reporter, check_started_once, is_supervised, run_ranks
@@ -198,7 +199,7 @@ def _start_ranks(ranks: int | None, args: list[str]) -> Ranks:
     hush(found)
     try:
         check_started_once(ranks, found)
-    except OnchipError:  # every rank comes here: nobody is left who would have to be ended
+    except OnchipError:  # every rank raises it, so there are no others to stop
         found.leave()
         raise
     return found
@@ -207,7 +208,7 @@ def _start_ranks(ranks: int | None, args: list[str]) -> Ranks:
 def train_all(
     job: TrainJob, chosen: Settings, asked: dict[str, Any], as_json: bool, verbose: int, ranks: Ranks
 ) -> None:
-    """Of every seed a network; that with the lowest loss is written, by rank 0."""
+    """Train one network per seed; rank 0 writes the one with the lowest loss."""
     from onchip.formats.load import save
     from onchip.workloads.classify import with_meaning
     from onchip.workloads.seeds import spread, train_seeds
@@ -247,7 +248,7 @@ def train_all(
 
 
 def tested(trained: Trained) -> str:
-    """How the test rows were predicted, beside the baseline; "" if there are none."""
+    """The test result and the baseline, as text; "" without test rows."""
     parts = []
     if trained.accuracy is not None:
         parts.append(f"accuracy {trained.accuracy:.2%} (most common class: {trained.baseline_accuracy:.2%})")
@@ -265,7 +266,7 @@ def scores(trained: Trained) -> dict[str, Any]:
 
 
 def say_baseline(trained: Trained, job: TrainJob) -> None:
-    """Warn of a network that is no better on the test rows than an answer that needs no network."""
+    """Warn if the network is no better on the test rows than a constant prediction."""
     if trained.beats_baseline is False:
         what = "the mean of the targets" if trained.accuracy is None else "the most common class"
         hint = "more --epochs, another --lr or --hidden"

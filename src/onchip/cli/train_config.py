@@ -1,4 +1,4 @@
-"""What `onchip train` was told: on the command line, in a config file, or not at all.
+"""The settings of `onchip train`, from the command line, a config file, or defaults.
 
 A config file is a flat TOML table whose keys are the long options with underscores for hyphens, and `model`:
 
@@ -6,7 +6,7 @@ A config file is a flat TOML table whose keys are the long options with undersco
     hidden = [320, 160]
     lr = 0.1
 
-The command line goes before the file. Paths in the file are relative to it.
+The command line overrides the file. Paths in the file are relative to it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onchip.files import open_input
 from onchip.network.reading import blaming, show
 from onchip.train.options import MAX_FLOAT32, OTHER_NAMES, TrainOptions, check_name
 
-MAX_CONFIG_BYTES = 1 << 14  # some keys a line each; TOML can nest, and its parser takes the square of that
+MAX_CONFIG_BYTES = 1 << 14  # one line per key is short; the parser's time is quadratic in the nesting depth
 MOST_SEEDS = 1000
 _MAX_DIGITS = 18  # of a width
 _MAYBE_FILES = ("model", "data", "labels", "test_data", "test_labels")  # or names
@@ -32,7 +32,7 @@ _MAYBE_FILES = ("model", "data", "labels", "test_data", "test_labels")  # or nam
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that can be told, the options of the training aside; None: nothing was said."""
+    """All settings but the training options; None: not given."""
 
     model: str
     data: str | None = None
@@ -56,9 +56,9 @@ class Settings:
 
 
 def settings(config: Path | None, told: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """All settings and the options of the training that were given.
+    """All settings, and the training options that were given.
 
-    told  from the command line; None: nothing was said
+    told  from the command line; None: not given
     """
     given = {} if config is None else read_config(config)
     given |= {name: value for name, value in told.items() if value is not None}
@@ -105,7 +105,7 @@ def _widths(text: str) -> tuple[int, ...]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The checked keys and values of a config file; InputError with the line of what is wrong."""
+    """The checked keys and values of a config file; InputError with the line of the mistake."""
     import tomllib
 
     with open_input(path) as file, blaming(path):
@@ -114,7 +114,7 @@ def read_config(path: Path) -> dict[str, Any]:
             raise FormatError("too long for a config file", got="more", expected=f"at most {MAX_CONFIG_BYTES:,} B")
         try:
             table = tomllib.loads(text.decode())
-        except (ValueError, RecursionError) as error:  # TOML's own, of no UTF-8, of a number of thousands of digits
+        except (ValueError, RecursionError) as error:  # invalid TOML, invalid UTF-8, an int with thousands of digits
             hint = 'keys and values: lr = 0.1, model = "digits"'
             raise FormatError("not TOML", got=str(error), expected="a line a key", hint=hint) from None
         kinds, found = known_keys(), dict[str, Any]()
@@ -144,7 +144,7 @@ def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder
         hint = error.hint or f"leave {show(name)} out"
         raise InputError(f"{where}{error.what}", got=error.got, expected=error.expected, hint=hint) from None
     kind = kinds[own]
-    if isinstance(value, str) and "\0" in value:  # no name of anything, and the system's calls choke on it
+    if isinstance(value, str) and "\0" in value:  # never a valid name, and system calls reject it
         raise InputError(f"{where}bad {name}", got=show(value), expected="text without zero bytes", hint=f"mend {name}")
     if kind is Path and isinstance(value, str):
         return folder / value
@@ -166,5 +166,5 @@ def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder
 
 
 def _is_file(path: Path) -> bool:
-    # What has a suffix and is not there is meant as a file too: its reader then says where it was looked for.
+    # A missing path with such a suffix counts as a file too: its reader then reports the path.
     return path.is_file() or path.suffix in (".npy", ".gz", ".csv", ".onnx", ".safetensors")

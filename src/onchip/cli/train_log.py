@@ -1,7 +1,7 @@
-"""--log: what was asked, then a line an epoch, each a JSON object, each in the file as soon as it is known.
+"""--log: the settings, then one line per epoch, each a JSON object, each written as soon as it is known.
 
-A reader finds whole lines only, whenever it looks and however the run ended. The log of an earlier run is there until
-the new run trains; then a new file, with its first line in it, takes the place of the old one.
+A reader always finds complete lines, however the run ended. The log of an earlier run is kept until the new training
+starts; then a new file with its first line replaces it atomically.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def log_head(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The first line: what was asked, and of whom."""
+    """The first line: the settings and the versions."""
     import numpy
 
     from onchip import __version__
@@ -33,7 +33,7 @@ def log_head(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class TrainLog:
-    """Begins a new file when the training begins: a run that never did leaves the old one alone. No path: no log."""
+    """Creates the file when the training starts: a run that fails earlier keeps the old log. No path: no log."""
 
     def __init__(self, path: Path | None, head: Mapping[str, Any]) -> None:
         self._path, self._head = path, head
@@ -51,10 +51,10 @@ class TrainLog:
             return
         line, size_before = _line(asdict(epoch)), os.fstat(self._fd).st_size
         try:
-            # In one write: a process that is killed has written the line, or nothing of it.
+            # In one write: a killed process has written the whole line or nothing.
             while line:
                 line = line[os.write(self._fd, line) :]
-        except BaseException as error:  # a full disk takes a part of a line
+        except BaseException as error:  # a full disk may take part of a line
             os.ftruncate(self._fd, size_before)
             if isinstance(error, OSError):
                 raise write_error(self._path, error) from None

@@ -1,5 +1,6 @@
-"""The options of `onchip train`. Without a default of their own: what is not given may be in a config file, or is the
-workload's."""
+"""The options of `onchip train`. They have no defaults: a value that is not given comes from the config file or the
+workload.
+"""
 
 from __future__ import annotations
 

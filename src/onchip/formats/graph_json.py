@@ -48,7 +48,7 @@ def graph_to_json(net: Network) -> str:
 
 
 def _attributes(layer: Layer) -> dict[str, Any]:
-    """As the layer's fields declare them: the same layer is the same text, whether it was made with 6 or with 6.0."""
+    """Attributes as declared by the layer's fields: 6 and 6.0 give the same text."""
     reals = _real_fields(type(layer))
     return {key: float(v) if key in reals and type(v) is int else v for key, v in layer.attributes().items()}
 
@@ -59,7 +59,7 @@ def _real_fields(cls: type[Layer]) -> frozenset[str]:
 
 
 def graph_from_json(text: str, weights: Mapping[str, Weight]) -> Network:
-    """The network of this graph over these weights; FormatError where the JSON is not such a graph."""
+    """Build the network of this graph and these weights; FormatError if the JSON is not such a graph."""
     graph = _need(dict, parse_json(text, "the graph"), "the graph")
     check_keys(graph, ("version", "name", "inputs", "nodes", "outputs"), "the graph")
     version = graph.get("version")
@@ -81,7 +81,7 @@ def graph_from_json(text: str, weights: Mapping[str, Weight]) -> Network:
 
 
 def parse_json(text: str, where: str, start: int | None = None) -> object:
-    """`text` as JSON without repeated keys; `start` is where it stands in the file, for the message."""
+    """Parse JSON without repeated keys; `start` is its offset in the file, for the message."""
     try:
         return json.loads(text, object_pairs_hook=_unique_keys)
     except json.JSONDecodeError as error:
@@ -91,12 +91,12 @@ def parse_json(text: str, where: str, start: int | None = None) -> object:
         raise FormatError(f"{where} is nested too deeply", expected="a few levels of JSON") from None
     except FormatError:
         raise
-    except ValueError as error:  # a number of thousands of digits
+    except ValueError as error:  # an integer with thousands of digits
         raise FormatError(f"{where} is not usable JSON", got=str(error)) from None
 
 
 def check_keys(entry: Mapping[str, object], known: Sequence[str], where: str) -> None:
-    """FormatError for a key that nobody would read."""
+    """Raise FormatError for an unknown key, which would be ignored."""
     if unknown := next((key for key in entry if key not in known), None):
         hint = did_you_mean(unknown, known)
         raise FormatError(f"{where} has an unknown key", got=show(unknown), expected=", ".join(known), hint=hint)
@@ -147,7 +147,7 @@ def _layer(kind: str, attributes: dict[str, object], where: str) -> Layer:
 
 
 def _as_declared(value: object, hint: Any, where: str) -> object:
-    """A JSON value as the type that a layer's field declares: lists become tuples, 1 may stand for 1.0."""
+    """Convert a JSON value to the type of a layer's field: lists become tuples, 1 is accepted for 1.0."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal and value in inner:
         return value

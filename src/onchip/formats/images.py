@@ -1,7 +1,7 @@
-"""Pictures as .bmp and .png: every row is an image, and all of them lie side by side in one square.
+"""Images as .bmp and .png: every row is an image; all are tiled into one square.
 
-N images make a square of ceil(sqrt N) by ceil(sqrt N) tiles, filled line by line; what is left of it is black. One
-line of tiles is in memory at a time.
+N images form a square of ceil(sqrt N) by ceil(sqrt N) tiles in row-major order; the rest is black. One line of tiles is
+in memory at a time.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
 _BMP_HEADER_BYTES = 54
-_MAX_BMP_BYTES = (1 << 32) - 1  # its header says the size in 32 bits
-_MAX_SIDE = (1 << 31) - 1  # so do both headers, signed, for a side
+_MAX_BMP_BYTES = (1 << 32) - 1  # the header has a 32-bit size
+_MAX_SIDE = (1 << 31) - 1  # sides are signed 32-bit in both headers
 
 
 def is_image(given: TensorType) -> bool:
-    """Whether a row can be drawn: (H, W), (H, W, 1) or (H, W, 3), bytes or floats between -1 and 1."""
+    """Whether a row can be drawn: (H, W), (H, W, 1) or (H, W, 3), bytes or floats in [-1, 1]."""
     shape = given.row_shape
     drawn = len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))
     return drawn and 0 not in shape and (given.dtype == "uint8" or "float" in given.dtype)
 
 
 def to_pixels(x: Array) -> Array:
-    """uint8((x + 1) / 2 * 255), cut to 0..255, digits behind the point dropped; a NaN is 0. Bytes stay as they are."""
+    """uint8((x + 1) / 2 * 255), clamped to 0..255 and truncated; NaN becomes 0. Bytes are unchanged."""
     if x.dtype == np.uint8:
         return x
     scaled = (x.astype(np.float32) + np.float32(1)) / np.float32(2) * np.float32(255)
@@ -52,7 +52,7 @@ class _TileWriter(RowWriter):
         if self.shape[0] == 0:
             got, hint = "0 rows", f"-o {self.path.with_suffix('.npy')} can be empty"
             raise InputError(f"cannot write {self.path}: no image", got=got, expected="at least 1 row", hint=hint)
-        self._across = math.isqrt(self.shape[0] - 1) + 1  # ceil(sqrt N), in whole numbers
+        self._across = math.isqrt(self.shape[0] - 1) + 1  # ceil(sqrt N), in integers
         self._height, self._width = self._across * self.shape[1], self._across * self.shape[2]
         if max(self._height, self._width) > _MAX_SIDE:
             raise self._too_large(f"at most {_MAX_SIDE:,} pixels a side")
@@ -69,7 +69,7 @@ class _TileWriter(RowWriter):
         while done < len(images):
             band, column = divmod(self.rows + done, self._across)
             count = min(self._across - column, len(images) - done)
-            self._tiles[column : column + count] = images[done : done + count]  # gray goes into all three colours
+            self._tiles[column : column + count] = images[done : done + count]  # gray is broadcast to all channels
             done += count
             is_last = self.rows + done == self.shape[0]
             if is_last or column + count == self._across:
@@ -84,7 +84,7 @@ class _TileWriter(RowWriter):
 
 
 class BmpWriter(_TileWriter):
-    """24 bits a pixel: blue, green, red; the lowest line first, each padded to a multiple of 4 bytes."""
+    """24 bits per pixel: blue, green, red; bottom line first, each padded to a multiple of 4 bytes."""
 
     def __init__(self, path: str | os.PathLike[str], shape: tuple[int, ...], dtype: Any) -> None:
         super().__init__(path, shape, dtype)
@@ -106,7 +106,7 @@ class BmpWriter(_TileWriter):
 
 
 class PngWriter(_TileWriter):
-    """8 bits a colour, no filter, packed lightly: more effort makes faces no smaller."""
+    """8 bits per channel, no filter, zlib level 1: higher levels make faces no smaller."""
 
     def _begin(self, file: IO[bytes]) -> None:
         self._packer = zlib.compressobj(1)
@@ -114,7 +114,7 @@ class PngWriter(_TileWriter):
         _write_chunk(file, b"IHDR", struct.pack(">IIBBBBB", self._width, self._height, 8, 2, 0, 0, 0))
 
     def _write_band(self, file: IO[bytes], number: int, pixels: Array) -> None:
-        lines = np.zeros((len(pixels), 1 + self._width * 3), np.uint8)  # the byte in front says: no filter
+        lines = np.zeros((len(pixels), 1 + self._width * 3), np.uint8)  # leading byte: no filter
         lines[:, 1:] = pixels.reshape(len(pixels), -1)
         packed = self._packer.compress(lines.data)
         if number == self._across - 1:

@@ -1,4 +1,4 @@
-"""Networks from files and into files; the suffix says which format."""
+"""Load and save networks; the suffix selects the format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _read_onnx(path: Path, shapes: Shapes | None = None) -> Network:
-    from onchip.formats.onnx.reader import read_onnx  # all of ONNX's operators take a while to load
+    from onchip.formats.onnx.reader import read_onnx  # slow to import
 
     return read_onnx(path, shapes)
 
@@ -34,7 +34,7 @@ SUFFIXES = tuple(READERS)
 
 
 def load_file(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Network:
-    """The network in a file; FormatError if the file is missing or bad, InputError if its suffix is unknown.
+    """Load a network from a file; FormatError if it is missing or damaged, InputError if its suffix is unknown.
 
     shapes  sizes of inputs that an ONNX file leaves open
     """
@@ -49,7 +49,7 @@ def load_file(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Net
 
 
 def save(net: Network, path: str | os.PathLike[str]) -> None:
-    """Write a network; the file appears whole or not at all."""
+    """Write a network to a .onnx or .safetensors file. The file appears atomically."""
     check_network(net)
     if not isinstance(path, str | os.PathLike):
         raise InputError("not a path", got=type(path).__name__, expected="str or Path", hint="model.onnx")
@@ -60,7 +60,7 @@ def save(net: Network, path: str | os.PathLike[str]) -> None:
 
 
 def no_open_sizes(model: str) -> InputError:
-    """The error for shapes given to a model whose sizes are known."""
+    """The error for shapes given to a model without open sizes."""
     return InputError(
         "shapes are for the open sizes of an ONNX file", got=f"shapes for {model}", expected="a .onnx file",
         hint="leave them out",

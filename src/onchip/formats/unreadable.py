@@ -1,4 +1,4 @@
-"""Networks in files of other tools: how to get one that onchip reads."""
+"""Model files of other tools: how to convert them to a format that onchip reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OTHERS = {
 
 
 def explain_format(path: Path, known: list[str]) -> InputError | None:
-    """The error for a file of a tool that is known, with two lines that lead to a file that is read; else None."""
+    """The error for a known tool's file, with two lines that convert it; else None."""
     if path.suffix.lower() not in _OTHERS:
         return None
     what, lines = _OTHERS[path.suffix.lower()]
@@ -46,7 +46,7 @@ def explain_format(path: Path, known: list[str]) -> InputError | None:
 
 
 def _is_torchscript(path: Path) -> bool:
-    """Whether it is an archive with code in it, as torch.jit.save writes it; torch.save writes none."""
+    """Whether it is an archive with code, as torch.jit.save writes; torch.save includes none."""
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("/constants.pkl") for name in archive.namelist())

@@ -1,4 +1,4 @@
-"""Inputs and outputs of an imported network under the names that its file or module has for them."""
+"""Names for the inputs and outputs of an imported network, as in its file or module."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from onchip.network.names import free_name
 
 
 def name_values(net: Network, inputs: Mapping[str, str], outputs: Sequence[str]) -> Network:
-    """The network with inputs renamed, and its outputs called `outputs`, in their order.
+    """Rename the network's inputs, and its outputs to `outputs`, in order.
 
-    A layer has its output's name. An output that is an input, or another output under another name, becomes an
-    Identity of it. A name that an input has, or that comes twice, is numbered; so is a layer that has one of them.
+    A layer has its output's name. An output that is an input, or another output under a second name, becomes an
+    Identity. A name that is taken by an input or occurs twice gets a number; so does a layer with such a name.
     """
-    names = {name: inputs.get(name, name) for name in net.inputs}  # the network's name of a value -> its new one
+    names = {name: inputs.get(name, name) for name in net.inputs}  # old name of a value -> new name
     taken = set(names.values())
     copies: dict[str, Node] = {}
     named: list[str] = []
     for value, output in zip(net.outputs, outputs, strict=True):
         if names.get(value) == output or (output in copies and copies[output].inputs == (value,)):
-            named.append(output)  # the same output again, or an input under its own name
+            named.append(output)  # a repeated output, or an input under its own name
             continue
         output = free_name(output, taken)
         taken.add(output)

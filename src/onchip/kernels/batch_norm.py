@@ -1,4 +1,4 @@
-"""A BatchNorm that no product took in, as pointwise operations: both devices do the same."""
+"""A BatchNorm that was not folded into a Linear or convolution, as pointwise operations: the same on both devices."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def negated(weight: Array) -> Array:
 
 @recipe_op
 def norm_factor(*weights: Array, roles: tuple[str, ...], eps: float) -> Array:
-    """weight / sqrt(var + eps) of every channel."""
+    """weight / sqrt(var + eps) per channel."""
     return factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[0]
 
 
 def batch_norm_parts(node: Node, channels: int, dtype: str) -> list[tuple[type[Broadcast], Recipe]]:
-    """(x - mean) * factor + bias: the difference first, as numbers far from 0 lose their digits otherwise.
+    """(x - mean) * factor + bias: the subtraction first, since values far from 0 would lose digits otherwise.
 
-    The operations in order, each with a constant of a number a channel.
+    The operations in order, each with a constant of one value per channel.
     """
     weights, eps = node.weights, node.layer.attributes()["eps"]
     roles = tuple(role for role in ("var", "weight", "mean") if role in weights)

@@ -1,4 +1,4 @@
-"""Finding an MLP in a network: the run of layers that the fused kernels of every device can claim."""
+"""Finding an MLP in a network: the chain of layers that the fused kernels of every device can claim."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from onchip.plan.layout import CHANNELS_LAST, has_channels
 
 @dataclass(frozen=True)
 class Dense:
-    """One Linear with what follows it."""
+    """One Linear with the activation that follows it."""
 
     weight: str  # (D_out, D_in)
     bias: str | None
@@ -41,13 +41,13 @@ class Dense:
 
 @dataclass(frozen=True)
 class Chain:
-    """Dense layers one behind the other; no value in between is read by anyone else."""
+    """Consecutive dense layers; no value between them has another reader."""
 
     nodes: tuple[str, ...]
     layers: tuple[Dense, ...]
-    normaliser: str  # "", "Softmax" or "LogSoftmax" behind the last layer
-    vectors: int  # vectors a batch row: 1, or more where Linear runs over (B, ..., D_in)
-    ends: tuple[int, ...]  # for each layer: how many of the nodes are behind when it is done
+    normaliser: str  # "", "Softmax" or "LogSoftmax" after the last layer
+    vectors: int  # vectors per batch row: 1, or more if Linear runs over (B, ..., D_in)
+    ends: tuple[int, ...]  # per layer: how many of the nodes are done when it is
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class Chain:
 
     @property
     def label(self) -> str:
-        """Template arguments as they stand in a kernel's name: widths, then each distinct activation."""
+        """Template arguments as in a kernel's name: widths, then each distinct activation."""
         kinds = [layer.activation.kind for layer in self.layers if layer.activation is not None]
         names = dict.fromkeys([*kinds, self.normaliser] if self.normaliser else kinds)
         return ",".join([*map(str, self.widths), *names])
@@ -72,13 +72,13 @@ class Chain:
         return Chain(nodes, self.layers[start:stop], normaliser, self.vectors, tuple(end - begin for end in ends))
 
     def behind(self, nodes: tuple[str, ...]) -> Chain:
-        """The chain with nodes before it that do not compute."""
+        """The chain preceded by nodes that do not compute."""
         ends = tuple(end + len(nodes) for end in self.ends)
         return dataclasses.replace(self, nodes=(*nodes, *self.nodes), ends=ends)
 
 
-# Chains of a network, by how they were asked for: where a layer of one stands, that chain and the layer's number in it.
-# A kernel may be asked at every layer of a chain, and to walk along it each time would take the square of its length.
+# Chains of a network, by the query: the index of a chain's layer -> the chain, and the layer's number in it. A
+# kernel may query every layer of a chain, and walking it each time would be quadratic in its length.
 _Found = dict[int, tuple[Chain, int]]
 _FOUND: weakref.WeakKeyDictionary[Network, dict[object, _Found]] = weakref.WeakKeyDictionary()
 
@@ -92,8 +92,8 @@ def find_chain(
 ) -> Chain | None:
     """The longest chain beginning at net.nodes[start], or None if no Dense layer begins there.
 
-    casts  Casts before the first layer and behind the last are part of it
-    most   layers that it may have; None: any number
+    casts  include Casts before the first layer and after the last
+    most   maximum number of layers; None: any number
     """
     first = first_layer(net, start, casts)
     if first is None:
@@ -108,7 +108,7 @@ def find_chain(
 
 
 def first_layer(net: Network, start: int, casts: bool = False) -> int | None:
-    """Where the first Linear of a chain stands that begins at net.nodes[start]: nothing computes before it."""
+    """The index of the first Linear of a chain that begins at net.nodes[start]: nothing before it computes."""
     skipped = (Reshape, Cast) if casts else (Reshape,)
     for i in range(start, len(net.nodes)):
         if i > start and not _continues(net, net.nodes[i - 1], net.nodes[i]):
@@ -121,7 +121,7 @@ def first_layer(net: Network, start: int, casts: bool = False) -> int | None:
 
 
 def layer_before(net: Network, start: int, activations: tuple[type[Elementwise], ...]) -> Node | None:
-    """The Linear whose chain goes on at net.nodes[start], where one begins; None if none does: a chain begins here."""
+    """The Linear whose chain continues at net.nodes[start]; None if a chain begins there."""
     first, is_active = first_layer(net, start), False
     for i in range(start, 0, -1) if first is not None else ():
         before = net.nodes[i - 1]
@@ -147,7 +147,7 @@ def _walk(net: Network, start: int, activations: tuple[type[Elementwise], ...], 
             break
         layer = node.layer
         if is_cast and not isinstance(layer, Cast | Reshape):
-            break  # what comes behind reads rounded numbers
+            break  # the next layer reads rounded values
         if isinstance(layer, Linear) and not normaliser and (not layers or _width(net, node) == layers[-1].D_out):
             D_out, D_in = net.weights[node.weights["weight"]].shape
             vectors = net.types[node.inputs[0]].row_size // D_in
@@ -171,7 +171,7 @@ def _walk(net: Network, start: int, activations: tuple[type[Elementwise], ...], 
 
 
 def forward_price(net: Network, chain: Chain) -> Price:
-    """What any kernel must pay: x in, y out, every weight once a launch."""
+    """What any kernel must move and compute: x in, y out, every weight once per launch."""
     nodes = [net.by_name[name] for name in chain.nodes]
     weights = sum(layer.D_out * (layer.D_in + (layer.bias is not None)) for layer in chain.layers)
     return Price(
@@ -182,12 +182,12 @@ def forward_price(net: Network, chain: Chain) -> Price:
 
 
 def end_dtypes(net: Network, chain: Chain) -> tuple[str, str]:
-    """What x and y are in memory."""
+    """The dtypes of x and y in memory."""
     return net.types[net.by_name[chain.nodes[0]].inputs[0]].dtype, net.types[chain.nodes[-1]].dtype
 
 
 def why_not_float32(net: Network, chain: Chain) -> str:
-    """ "" if all of it is float32, else the first thing that is not: no kernel converts in silence."""
+    """ "" if all of it is float32, else the first thing that is not: no kernel converts silently."""
     first = net.by_name[chain.nodes[0]]
     dtypes = {first.inputs[0]: net.types[first.inputs[0]].dtype}
     for layer in chain.layers:
@@ -197,7 +197,7 @@ def why_not_float32(net: Network, chain: Chain) -> str:
 
 
 def is_closed(net: Network, nodes: list[Node]) -> bool:
-    """Nobody outside a run of nodes reads what it makes on the way."""
+    """Whether no intermediate value of these nodes is read outside them."""
     inside = {node.name for node in nodes}
     between = nodes[:-1]
     is_read = any(reader.name not in inside for node in between for reader in net.readers(node.name))
@@ -205,14 +205,14 @@ def is_closed(net: Network, nodes: list[Node]) -> bool:
 
 
 def with_activation(net: Network, start: int, activations: tuple[type[Elementwise], ...]) -> tuple[Node, ...]:
-    """The node that stands there, and the activation behind it, if that alone reads what the node makes."""
+    """The node at `start`, and the activation after it, if that is the only reader of the node."""
     node, after = net.nodes[start], net.nodes[start + 1 : start + 2]
     is_next = all(isinstance(each.layer, activations) and each.inputs == (node.name,) for each in after)
     return (node, *after) if is_next and is_closed(net, [node, *after]) else (node,)
 
 
 def in_layouts(net: Network, node: Node, claim: Claim) -> Iterator[Claim]:
-    """The claim of a layer that does not care how its values lie, in every layout that they may all have."""
+    """The claim of a layer that accepts any layout, in every layout that all its values can have."""
     yield claim
     if all(has_channels(net.types[value]) for value in (*node.inputs, node.name)) and net.readers(node.name):
         reads = dict.fromkeys(node.inputs, Use(CHANNELS_LAST))
@@ -220,7 +220,7 @@ def in_layouts(net: Network, node: Node, claim: Claim) -> Iterator[Claim]:
 
 
 def given_ids(net: Network, value: str) -> set[str] | None:
-    """The inputs whose ids a value holds, only moved; None if anything is computed on the way."""
+    """The inputs whose ids a value holds, only moved; None if anything is computed in between."""
     makers = net.by_name
     found: set[str] = set()
     seen: set[str] = set()

@@ -1,12 +1,12 @@
-"""The pointwise operations: one number in, or two, and one number out. A row an operation, a column for each engine.
+"""The pointwise operations: one or two elements in, one out. One row per operation, one column per engine.
 
-| column                | where its arithmetic stands                                                             |
+| column                | where its arithmetic is                                                                 |
 | --------------------- | --------------------------------------------------------------------------------------- |
-| `forward`, `backward` | `kernels/reference/`: NumPy, any float dtype; the truth                                 |
-| `cpu`                 | `kernels/cpu/elementwise/`: a loop of vector code, by this number                       |
+| `forward`, `backward` | `kernels/reference/`: NumPy, any float dtype; the reference                             |
+| `cpu`                 | `kernels/cpu/elementwise/`: a vectorised loop, by this code                             |
 | `cuda`                | `kernels/cuda/common/`: a struct of `activation.cuh` or `function.cuh`                  |
 
-A test runs all columns of every row on the same numbers.
+A test runs all columns of every row on the same values.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ CLIP, ELU_CODE, SELU_CODE, HARD_SIGMOID, HARD_SWISH, SOFTPLUS, SOFTSIGN, MISH = 
 @dataclass(frozen=True)
 class Operation:
     layer: type[Layer]
-    cuda: str  # the struct
-    cpu: int | None = None  # None: no loop of its own, NumPy does it
-    variant: str = ""  # of a layer that is several operations: what it says of itself
-    parameters: tuple[str, ...] = ()  # what it is told; a bound of None is an infinity
-    slope_of_result: bool = False  # its derivative follows from its result alone: what training on the chip needs
-    behind_products: bool = False  # CUDA's products take it along: their switch (common/epilogue.cuh) has a case for it
+    cuda: str  # the struct's name
+    cpu: int | None = None  # None: no compiled loop, NumPy computes it
+    variant: str = ""  # of a layer that is several operations: its distinguishing attribute
+    parameters: tuple[str, ...] = ()  # attributes passed to it; a bound of None is an infinity
+    slope_of_result: bool = False  # its derivative depends on its result alone: what on-chip training needs
+    behind_products: bool = False  # CUDA gemms fuse it: common/epilogue.cuh has a case for it
 
     @property
     def forward(self) -> Forward:
@@ -94,13 +94,13 @@ class Operation:
 
     @property
     def backward(self) -> Backward | None:
-        """None for steps, which have no slope."""
+        """None for step functions, which have no derivative."""
         from onchip.kernels.reference import BACKWARD
 
         return BACKWARD.get(self.layer)
 
     def told(self, layer: Layer) -> tuple[np.float32, ...]:
-        """The parameters of a layer, for what computes in float32."""
+        """The parameters of a layer, for float32 kernels."""
         return tuple(map(np.float32, self.told_exactly(layer)))
 
     def told_exactly(self, layer: Layer) -> tuple[float, ...]:
@@ -170,7 +170,7 @@ def _kinds(rows: Iterable[Operation]) -> tuple[type[Elementwise], ...]:
     return tuple(dict.fromkeys(row.layer for row in rows if issubclass(row.layer, Elementwise)))
 
 
-# Layers that other kernels take along with a product: CUDA's, the CPU's, and those that train.
+# Layers that other kernels fuse into a gemm: CUDA's, the CPU's, and those that train.
 ACTIVATIONS = _kinds(row for row in OPERATIONS if row.behind_products)
 CPU_ACTIVATIONS = _kinds(row for row in OPERATIONS if row.cpu is not None)
 TRAINED = _kinds(row for row in OPERATIONS if row.slope_of_result)
@@ -179,7 +179,7 @@ UNARY = tuple(row for row in OPERATIONS if row not in BINARY)
 
 
 def may_divide_by_zero(net: Network, node: Node) -> bool:
-    """Whether it divides ints, by others than constants that hold no 0."""
+    """Whether it divides ints by anything but constants without a 0."""
     if not isinstance(node.layer, Div | Mod) or "float" in net.types[node.name].dtype:
         return False
     constant = net.weights[node.weights["constant"]] if "constant" in node.weights else None

@@ -1,4 +1,4 @@
-"""Choices and resizes along the axes of rows, as the kernels of every device make them: by tables of places."""
+"""Selections and resizes along the axes of rows, as the kernels of every device do them: by index tables."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 
-AXES = MOST_RESIZED  # that have tables
+AXES = MOST_RESIZED  # with tables
 
 
 @dataclass(frozen=True)
 class Tables:
-    """A choice of rows of x as (outer, x_row), rows of y as (outer, n1, n2, n3, run)."""
+    """A selection with rows of x as (outer, x_row), rows of y as (outer, n1, n2, n3, run)."""
 
     outer: int
-    x_row: int  # numbers, as all sizes here
-    places: tuple[Array, ...]  # of n1, n2 and n3, in numbers of x
+    x_row: int  # elements, like all sizes here
+    places: tuple[Array, ...]  # source offsets in elements of x, along n1, n2 and n3
     run: int
 
 
 def tables_of(row_shape: Sequence[int], chosen: Sequence[Array | None]) -> Tables:
-    """Of rows of this shape, chosen from along every axis."""
+    """The tables for rows of this shape and a selection along every axis."""
     axes = list(zip(row_shape, chosen, strict=True))
     run, outer = 1, 1
     while axes and axes[-1][1] is None:
@@ -52,7 +52,7 @@ def tables_of(row_shape: Sequence[int], chosen: Sequence[Array | None]) -> Table
 
 
 def _block(n: int, at: Array) -> int:
-    """How many neighbours of the n stay together, and begin at a multiple of as many."""
+    """The largest block of consecutive elements that stays together and begins at a multiple of its size."""
     for block in (16, 8, 4, 2):
         if n % block == 0 and len(at) % block == 0 and len(at):
             parts = at.reshape(-1, block)
@@ -70,7 +70,7 @@ def tables_for(layer: Selection, row_shape: tuple[int, ...], layout: str) -> Tab
 
 
 def may_turn(net: Network, node: Node) -> bool:
-    """Whether its values may lie with channels last: none of them is at the network's own ends, which lie in rows."""
+    """Whether its values may be NHWC: none is a network input or output, which are NCHW."""
     (value,) = node.inputs
     inside = value not in net.inputs and bool(net.readers(node.name))
     return inside and has_channels(net.types[value]) and has_channels(net.types[node.name])
@@ -91,7 +91,7 @@ class ResizeParts:
 
 
 def resize_parts(layer: LinearResize, x: TensorType, layout: str) -> ResizeParts | None:
-    """None where, with channels last, too many axes lie between the first that is resized and the last."""
+    """None if, in NHWC, too many axes lie between the first and the last that are resized."""
     taps, row, made = _lying(layer, x.row_shape, layout)
     first, end = _resized(taps)
     if end - first > AXES:
@@ -103,7 +103,7 @@ def resize_parts(layer: LinearResize, x: TensorType, layout: str) -> ResizeParts
 
 
 def axis_taps(layer: LinearResize, row_shape: tuple[int, ...], layout: str) -> list[tuple[Taps, int]]:
-    """Of the three axes that have tables, and how far apart neighbours along each lie in x."""
+    """The taps of the three axes with tables, and the stride of each in x."""
     taps, row, _ = _lying(layer, row_shape, layout)
     first, end = _resized(taps)
     found = []
@@ -115,7 +115,7 @@ def axis_taps(layer: LinearResize, row_shape: tuple[int, ...], layout: str) -> l
 
 
 def _resized(taps: Sequence[Taps | None]) -> tuple[int, int]:
-    """The first axis that is resized, and the one behind the last."""
+    """The first resized axis, and one past the last."""
     found = [axis for axis, given in enumerate(taps) if given is not None] or [len(taps) - 1]
     return found[0], found[-1] + 1
 
@@ -123,7 +123,7 @@ def _resized(taps: Sequence[Taps | None]) -> tuple[int, int]:
 def _lying(
     layer: LinearResize, row_shape: tuple[int, ...], layout: str
 ) -> tuple[tuple[Taps | None, ...], tuple[int, ...], tuple[int, ...]]:
-    """Taps, sizes of x and sizes of y, of each axis of a row as it lies."""
+    """Taps, sizes of x and sizes of y, per axis of a row as stored."""
     taps, made = layer.taps(row_shape), layer.sizes
     if layout == CHANNELS_LAST:
         return (*taps[1:], taps[0]), (*row_shape[1:], row_shape[0]), (*made[1:], made[0])

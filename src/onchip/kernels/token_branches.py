@@ -1,4 +1,4 @@
-"""Token convolutions side by side, each up to its maximum over time: what both devices do in one pass over the ids."""
+"""Parallel token convolutions, each up to its max over time: what both devices fuse into one pass over the ids."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ REFUSED = "takes token convolutions up to a maximum over time, with nothing befo
 
 @dataclass(frozen=True)
 class Branch:
-    """One token convolution, its activation and its maximum over time. The activation comes behind the maximum."""
+    """One token convolution, its activation and its max over time. The activation is applied after the max."""
 
     conv: Node
     activation: Elementwise | None
     has_max: bool
-    last: str  # the name of the value it makes
-    window: int = 0  # of a SequenceMax; 0: the maximum is over all windows
-    lengths: str | None = None  # the value that it reads
+    last: str  # the name of its output value
+    window: int = 0  # of a SequenceMax; 0: the max is over all windows
+    lengths: str | None = None  # the value that holds the lengths
 
 
 @dataclass(frozen=True)
 class Branches:
-    """All of them and their nodes, a run of the network's order."""
+    """All branches and their nodes, which are consecutive."""
 
     branches: tuple[Branch, ...]
     nodes: tuple[Node, ...]
 
     @property
     def lengths(self) -> str | None:
-        """The value that holds the sentences' lengths, if any branch reads them: one for all of them."""
+        """The value that holds the sequence lengths, if any branch reads them: one for all branches."""
         return next((branch.lengths for branch in self.branches if branch.lengths), None)
 
     def columns(self, net: Network) -> dict[str, int]:
-        """Where in a row of the output each branch's value begins."""
+        """The first column of each branch's value in a row of the output."""
         joined = next((node.inputs for node in self.nodes if isinstance(node.layer, Concat)), (self.branches[0].last,))
         found, at = {}, 0
         for value in joined:
@@ -60,9 +60,9 @@ class Branches:
 def find_branches(
     net: Network, start: int, activations: tuple[type[Elementwise], ...], casts: tuple[str, ...] = ()
 ) -> Branches | None:
-    """The branches that begin at net.nodes[start]: all of them up to their Concat, or else the first one by itself.
+    """The branches that begin at net.nodes[start]: all of them up to their Concat, or else the first one alone.
 
-    casts  Casts to these dtypes are part of it: rounding never falls, so it may come behind the maximum, too
+    casts  Casts to these dtypes are included: rounding is monotonic, so it may follow the max
     """
     ids = net.nodes[start].inputs
     taken: list[Node] = []
@@ -94,7 +94,7 @@ def find_branches(
 def _continued(
     branch: Branch, node: Node, activations: tuple[type[Elementwise], ...], casts: tuple[str, ...]
 ) -> Branch | None:
-    """The branch with one layer more, if it can be done here."""
+    """The branch extended by one layer, if it can be fused."""
     layer = node.layer
     if isinstance(layer, SequenceMax):
         return _up_to_lengths(branch, node, layer)
@@ -109,7 +109,7 @@ def _continued(
 
 
 def _up_to_lengths(branch: Branch, node: Node, layer: SequenceMax) -> Branch | None:
-    """The branch with a maximum over windows that lie within; where there is none, the activation gets 0 behind it."""
+    """The branch with a max over windows inside the sequence; without any, the activation is applied to 0."""
     assert isinstance(branch.conv.layer, TokenConv)
     keeps_zero = branch.activation is None or isinstance(branch.activation, ReLU | LeakyReLU | Tanh)
     if branch.has_max or not keeps_zero or layer.stride != branch.conv.layer.stride:
@@ -118,14 +118,14 @@ def _up_to_lengths(branch: Branch, node: Node, layer: SequenceMax) -> Branch | N
 
 
 def _cast_behind(net: Network, nodes: list[Node], casts: tuple[str, ...]) -> tuple[Node, ...]:
-    """The Cast that alone reads what a run of nodes makes, if it is the next one."""
+    """The Cast after these nodes, if it is the next node and their only reader."""
     after = net.nodes[net.nodes.index(nodes[-1]) + 1 :][:1]
     is_cast = all(isinstance(n.layer, Cast) and n.layer.dtype in casts and n.inputs == (nodes[-1].name,) for n in after)
     return tuple(after) if is_cast and is_closed(net, [*nodes, *after]) else ()
 
 
 def never_falls(layer: Elementwise) -> bool:
-    """f(max x) = max f(x): it may go behind the maximum."""
+    """Whether f is monotonic, f(max x) = max f(x): it may follow the max."""
     return isinstance(layer, ReLU | Sigmoid | Tanh) or (isinstance(layer, LeakyReLU) and layer.slope >= 0)
 
 

@@ -1,4 +1,4 @@
-"""What training kernels of every device share: which networks, the rule of a step, and state by name."""
+"""Shared by the training kernels of every device: supported networks, per-step optimiser values, and state by name."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from onchip.network.recipe import Array
 from onchip.plan.kernel import Job
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
-# What an optimiser keeps.
+# The state arrays per optimiser.
 STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square"), "adamw": ("mean", "square")}
-CLIP_EPS = 1e-6  # added to a norm before it divides, as in torch
-RULE_FLOATS = 8  # of a step's rule
-MOST_EPOCHS, _MOST_QUEUED_ROWS = 32, 1 << 21  # that a device is given at a time
-_MOST_STEPS = 2**62  # to count on from there is no overflow
-_PIECE = 1 << 18  # numbers that are made bytes at a time: they stay in a core's cache
+CLIP_EPS = 1e-6  # added to a norm before division, as in torch
+RULE_FLOATS = 8  # per-step optimiser values
+MOST_EPOCHS, _MOST_QUEUED_ROWS = 32, 1 << 21  # limits of what is queued on a device at a time
+_MOST_STEPS = 2**62  # counting on from there does not overflow
+_PIECE = 1 << 18  # elements converted to bytes at a time: they stay in a core's cache
 
 
 class BatchRanks(Protocol):
@@ -41,10 +41,10 @@ class BatchRanks(Protocol):
 
 
 class SharedData:
-    """What runs side by side over the same rows share on a device: made once, by whoever asks first."""
+    """What concurrent runs over the same rows share on a device: each entry is created once, by the first caller."""
 
     def __init__(self, runs: int = 1, ranks: BatchRanks | None = None) -> None:
-        """runs   how many there are: one has all of a CPU's threads, several have one each, their calling thread
+        """runs   number of runs: a single one uses all CPU threads, several use one each, their calling thread
         ranks  of a single run: those that share its batches
         """
         self.runs, self.ranks = runs, ranks
@@ -60,44 +60,44 @@ class SharedData:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What a run is trained on next: orders of rows of x, one after the other, batch by batch.
+    """What a run is trained on next: orders of rows of x, in sequence, batch by batch.
 
-    orders  of one length, at most `epochs_at_once` of them. They stay as they are while the run goes on: rows that come
-            in the same order every epoch are sent to a device once
+    orders  of one length, at most `epochs_at_once` of them. They must not change during the run: rows in the same order
+            every epoch are copied to a device once
     """
 
     orders: Sequence[Array]
-    lrs: Sequence[float]  # of each order
+    lrs: Sequence[float]  # one per order
     momentum: float = 0.0
     decay: float = 0.0
 
 
-Trained = list[tuple[Array, Array]]  # of each order of a piece: every step's loss before its update, and its hits
+Trained = list[tuple[Array, Array]]  # per order: each step's loss before its update, and its correct predictions
 
 
 class Trainer(Protocol):
-    """One training run: its data, its weights, and what its optimiser keeps."""
+    """One training run: its data, its weights, and its optimiser state."""
 
     @property
     def x(self) -> Array:
-        """(n, D_in) float32: the rows, as they were given."""
+        """(n, D_in) float32: the rows, as given."""
         ...
 
     @property
     def gpu_bytes(self) -> int:
-        """Memory of a GPU that the run holds, data that it shares with others included; 0 on the CPU."""
+        """GPU memory that the run holds, including data that it shares with others; 0 on the CPU."""
         ...
 
     def evaluate(self, order: Array) -> tuple[float, int]:
-        """The loss of the rows `order` of x as one batch, and how many of them hit their class."""
+        """The loss of the rows `order` of x as one batch, and the number of correct predictions."""
         ...
 
     def weights(self) -> dict[str, Array]:
-        """The weights as the network names and shapes them."""
+        """The weights, with the network's names and shapes."""
         ...
 
     def state(self) -> dict[str, Array]:
-        """What the optimiser keeps: the number of steps, and numbers for each weight as '<kind>:<weight>'."""
+        """The optimiser state: the number of steps, and arrays per weight as '<kind>:<weight>'."""
         ...
 
     def check(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
@@ -105,19 +105,19 @@ class Trainer(Protocol):
         ...
 
     def restore(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
-        """Go on from the weights and the state of another run of the same network."""
+        """Continue from the weights and the state of another run of the same network."""
         ...
 
 
 class TrainerTeam(Protocol):
-    """Runs of networks that are alike but for their weights, trained at the same time: on a GPU by one launch."""
+    """Runs of networks that differ only in their weights, trained together: on a GPU by one launch."""
 
     @property
     def trainers(self) -> Sequence[Trainer]: ...
 
     @property
     def is_beside_host(self) -> bool:
-        """Whether it trains, once it has begun, while the host does something else."""
+        """Whether training, once begun, runs asynchronously to the host."""
         ...
 
     def make_ready(self) -> None:
@@ -125,16 +125,16 @@ class TrainerTeam(Protocol):
         ...
 
     def begin(self, pieces: Sequence[Piece | None]) -> None:
-        """Train each run on its piece, without a wait between its orders; None: it does not take part."""
+        """Train each run on its piece, without a wait between its orders; None: the run is skipped."""
         ...
 
     def end(self) -> list[Trained]:
-        """What came of the pieces that were begun, when they are done; of a run without one nothing."""
+        """Wait for the pieces that were begun, and return their results; nothing for a skipped run."""
         ...
 
     @property
     def seconds(self) -> float:
-        """That the pieces took which ended last, whatever the host did beside them."""
+        """The time of the pieces that ended last, excluding other host work."""
         ...
 
 
@@ -163,7 +163,7 @@ def why_not_trained(net: Network, chain: Chain | None, job: Job) -> str:
 
 
 def trained_chain(net: Network, start: int, job: Job) -> Chain | None:
-    """What a kernel that trains whole networks is asked for; None: none begins here, or none that can be trained."""
+    """The chain that a kernel of whole networks may train; None if none begins here or it cannot be trained."""
     if not job.is_training or start != 0:
         return None
     chain = find_chain(net, 0, TRAINED)
@@ -175,16 +175,16 @@ def _named(node: Node) -> str:
 
 
 def why_not_plain(job: Job) -> str:
-    """ "" if the job has a plain loss and plain gradients; else the first thing that kernels without more cannot do."""
+    """ "" if the job has a plain loss and plain gradients; else the first option that kernels without extras lack."""
     extras = {"label smoothing": job.label_smoothing, "weights of rows": job.is_weighted, "clipping": job.clip_norm}
     return next((f"takes no {name}" for name, asked in extras.items() if asked), "")
 
 
 def bytes_of(x: Array) -> tuple[Array, float] | None:
-    """Bytes and a scale such that x is bytes * scale, where there are such: pixels lie in a quarter of the memory.
+    """Bytes and a scale such that x is bytes * scale, if they exist: pixels then take a quarter of the memory.
 
-    x  of float32 each number is k / 255, correctly rounded (the scale is 1 / 255), or each is k (the scale is 1), for
-       whole k of 0 to 255. The search ends near the first that is not.
+    x  float32: every element is k / 255, correctly rounded (the scale is 1 / 255), or every element is k (the scale is
+       1), for integers k from 0 to 255. The search ends near the first that is not.
     """
     if x.dtype != np.float32:
         return None
@@ -209,15 +209,15 @@ def _all_are_bytes(x: Array, levels: int, made: Array) -> bool:
 
 
 def _make_bytes(x: Array, levels: int, made: Array) -> bool:
-    """Whether x is k / levels for bytes k, which `made` gets."""
-    if not (x.min() >= 0 and x.max() <= 255 / levels):  # a NaN is neither
+    """Whether x is k / levels for bytes k, which are written to `made`."""
+    if not (x.min() >= 0 and x.max() <= 255 / levels):  # False for NaN
         return False
     made[:] = x * np.float32(levels) + np.float32(0.5)
     return np.array_equal(made.astype(np.float32) / np.float32(levels), x)
 
 
 def epochs_at_once(rows: int, batch: int) -> int:
-    """Epochs of so many rows that a device is given together."""
+    """The number of epochs of `rows` rows that are queued on a device together."""
     return max(1, min(MOST_EPOCHS, _MOST_QUEUED_ROWS // (-(-rows // batch) * batch)))
 
 
@@ -233,21 +233,22 @@ def weights_of_batches(order: Array, batch: int, row_weights: Array | None) -> A
 
 
 def mean_losses(loss: str, sums: Array, weights: Array) -> Array:
-    """Losses of batches from the sums of their rows': means by weight, 0 of a batch without any."""
+    """Losses of batches from the sums over their rows: weighted means, 0 for a batch without weight."""
     return sums if loss == "half_sse" else np.divide(sums, weights, out=np.zeros_like(sums), where=weights > 0)
 
 
 def rules_of_steps(
     job: Job, N: int, weights: Array, done: int, lr: float | Array, momentum: float, decay: float
 ) -> Array:  # fmt: skip
-    """(steps, RULE_FLOATS) float32: lr, scale, root, keep, decay and clip of steps, N outputs a row.
+    """(steps, RULE_FLOATS) float32: lr, scale, root, keep, decay and clip per step, N outputs per row.
 
-    A gradient is a sum over rows; the mean that a loss is becomes its `scale`. Adam's corrections are in lr and root.
-    `keep` is the share that a step keeps of momentum's velocity, or of Adam's w, which the decay of adamw shrinks.
+    A gradient is a sum over rows; `scale` turns it into the mean that the loss uses. lr and root include Adam's bias
+    corrections. `keep` is the fraction of momentum's velocity that a step keeps, or of Adam's w, which adamw's decay
+    shrinks.
 
     weights  weights_of_batches
-    done     steps that went before
-    lr       of all, or of each
+    done     steps before these
+    lr       of all steps, or per step
     """
     rules = np.zeros((len(weights), RULE_FLOATS), np.float32)
     rules[:, 0], rules[:, 1:3], rules[:, 3:6] = lr, 1, (momentum, decay, job.clip_norm)
@@ -265,7 +266,7 @@ def rules_of_steps(
 def check_restored(
     weights: Mapping[str, Array], state: Mapping[str, Array], like: Mapping[str, Array], state_like: Mapping[str, Array]
 ) -> None:
-    """FormatError if they are not the weights and the state of a run whose own look like these."""
+    """FormatError if they are not the weights and the state of a run with arrays like these."""
     if "steps" not in state:
         raise FormatError("not the state of an optimiser", got=", ".join(state) or "nothing", expected="steps, ...")
     for name, array in like.items():
@@ -277,7 +278,7 @@ def check_restored(
         _check_like(state, name, array)
         low = 0 if name == "steps" or name.startswith("square:") else -np.inf
         high = _MOST_STEPS if name == "steps" else np.inf
-        if not ((state[name] >= low) & (state[name] <= high)).all():  # a NaN is neither
+        if not ((state[name] >= low) & (state[name] <= high)).all():  # False for NaN
             got = f"from {state[name].min()} to {state[name].max()}"
             raise FormatError(f"'{name}' is no state of an optimiser", got=got, expected=f"{low} to {high}")
 

@@ -1,4 +1,6 @@
-"""The vectors of this CPU. Not among its kernels, which take ten times as long to load: who plans may only ask this."""
+"""SIMD properties of this CPU. Separate from its kernels, which take ten times as long to load: planning may need only
+this.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import llvmlite.binding as llvm
 
 
 def _vector_shape() -> tuple[int, int, bool]:
-    """Bytes of a vector register, how many there are, and whether it has fused multiply-add."""
+    """Bytes per vector register, the number of registers, and whether there is fused multiply-add."""
     features: dict[str, bool] = dict(llvm.get_host_cpu_features())
     if platform.machine().lower() in ("aarch64", "arm64"):
         return 16, 32, True

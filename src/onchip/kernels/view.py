@@ -1,6 +1,6 @@
-"""view: layers that only say how the same numbers are seen. On every device, nothing is launched.
+"""view: layers that only reinterpret memory. On every device, nothing is launched.
 
-A Reshape, an Identity; and a Permute that moves channels to the end or back, where the plan keeps the value that way.
+A Reshape, an Identity; and a Permute between NCHW and NHWC, if the plan stores the value in the matching layout.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class View:
 
 
 def _ways(net: Network, node: Node) -> Iterator[tuple[bool, bool]]:
-    """In which layouts of x and y they are the same memory; True for channels last."""
+    """The layouts of x and y in which they are the same memory; True for NHWC."""
     x, y = net.types[node.inputs[0]], net.types[node.name]
     turns = has_channels(x), has_channels(y) and bool(net.readers(node.name))
     if isinstance(node.layer, Permute):
@@ -47,5 +47,5 @@ def _ways(net: Network, node: Node) -> Iterator[tuple[bool, bool]]:
             yield False, True
         return
     yield False, False
-    if all(turns) and x.row_shape[0] == y.row_shape[0]:  # pixels in other lines, channels as they were
+    if all(turns) and x.row_shape[0] == y.row_shape[0]:  # pixels reshaped, channels unchanged
         yield True, True

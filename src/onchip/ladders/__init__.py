@@ -1,6 +1,6 @@
 """Ladders: for each workload, every step from the first idea to the best one, as code that runs.
 
-A new ladder is a file with a `LADDER` and a line in `_HOME`.
+To add a ladder, add a file with a `LADDER` and a line in `_HOME`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onchip.network.names import known_name
 if TYPE_CHECKING:
     from onchip.ladders.frame import Ladder
 
-# By name and device. Imported when climbed: kernels compile when their file is loaded.
+# By name and device. Imported on use: kernels compile when their module is loaded.
 _HOME = {
     ("decode", "cpu"): "onchip.ladders.decode",
     ("decode", "cuda"): "onchip.ladders.decode_cuda",
@@ -26,7 +26,7 @@ LADDERS = tuple(dict.fromkeys(name for name, _ in _HOME))
 
 
 def ladder_devices(name: str) -> tuple[str, ...]:
-    """The devices that a ladder stands on: "cpu", "cuda"."""
+    """The devices for which a ladder has rungs: "cpu", "cuda"."""
     name = known_name(name, LADDERS, "ladder", "onchip ladder")
     return tuple(device for known, device in _HOME if known == name)
 

@@ -1,7 +1,7 @@
-"""The backprop ladder on the CPU: full-batch training, from loops as first written to the engine.
+"""The backprop ladder on the CPU: full-batch training, from naive loops to the engine.
 
-The first three rungs are those of the report (2017): the program that was given, its loops in another order, and
-all cores with OpenMP. As there, a level's weights are one matrix (1 + D_in, D_out), its biases the first row.
+The first three rungs are those of the report (2017): the given program, its loops interchanged, and all cores with
+OpenMP. As there, a level's weights and biases are one matrix (1 + D_in, D_out); row 0 holds the biases.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from onchip.train.options import TrainOptions
 from onchip.workloads import backprop
 from onchip.workloads.backprop import Patterns
 
-EPOCHS = 2  # of a run: in the first the momentum does nothing
-CHECKED = 1_000  # patterns that a rung is judged on
+EPOCHS = 2  # per run: the momentum has no effect in the first
+CHECKED = 1_000  # patterns that a rung is checked on
 LR, MOMENTUM = np.float32(backprop.TRAIN.lr), np.float32(backprop.TRAIN.momentum)
 _ZERO, _ONE = np.float32(0), np.float32(1)
-_PAD = 16  # floats of a cache line: no two workers write to the same one
+_PAD = 16  # floats per cache line, to avoid false sharing between workers
 
 
 class State(NamedTuple):
-    """What the loops read and write; each of P workers has what it must not share."""
+    """Everything the loops read and write; each of the P workers has its own g, h, delta and error."""
 
     widths: Array  # D_in of the first level, then D_out of every level
-    w: Array  # the matrices (1 + D_in, D_out), a level behind the other
+    w: Array  # the matrices (1 + D_in, D_out) of all levels, contiguous
     v: Array  # velocities, like w
     g: Array  # gradients, (P, len(w))
-    h: Array  # (P, levels, width): what every level gives for the pattern at hand
-    delta: Array  # like h: the gradient by what goes into its sigmoid
-    error: Array  # (P, _PAD): the first number of each row counts
+    h: Array  # (P, levels, width): activations of the current pattern
+    delta: Array  # like h: the gradient of each sigmoid's input
+    error: Array  # (P, _PAD): only column 0 is used
 
 
 def make_state(net: Network, workers: int) -> State:
@@ -63,7 +63,7 @@ def make_state(net: Network, workers: int) -> State:
 
 @compiled()
 def level_matrix(flat: Array, widths: Array, level: int) -> Array:
-    """The matrix (1 + D_in, D_out) of a level, where it lies."""
+    """A view of the matrix (1 + D_in, D_out) of a level."""
     at = 0
     for i in range(level):
         at += (1 + widths[i]) * widths[i + 1]
@@ -81,13 +81,13 @@ def trained_network(net: Network, s: State) -> Network:
 
 
 def _run(net: Network, workers: int, epoch: Callable[[State], float]) -> Array:
-    """EPOCHS epochs from the network's own weights."""
+    """Train EPOCHS epochs from the network's own weights."""
     state = make_state(net, workers)
     losses = [epoch(state) for _ in range(EPOCHS)]
     return flat_run(losses, trained_network(net, state))
 
 
-# -- the loops of the report -------------------------------------------------------------------------------
+# -- the report's loops --------------------------------------------------------------------------------------
 
 
 @compiled()
@@ -97,7 +97,7 @@ def _sigmoid(z: Any) -> Any:
 
 @compiled()
 def _output_error(h: Array, target: Array, delta: Array) -> float:
-    """Half the squared error of a pattern; delta of the last level."""
+    """Return half the squared error of a pattern; write delta of the last level."""
     error = 0.0
     for j in range(len(target)):
         difference = h[j] - target[j]
@@ -108,7 +108,7 @@ def _output_error(h: Array, target: Array, delta: Array) -> float:
 
 @compiled()
 def _patterns_as_written(x: Array, y: Array, first: int, last: int, s: State, worker: int) -> None:
-    """Feed forward and propagate back patterns first..last, neuron by neuron: every sum walks down a column."""
+    """Forward and backward pass of patterns first..last, one neuron at a time: every sum walks down a column."""
     h, delta, L = s.h[worker], s.delta[worker], len(s.widths) - 1
     error = 0.0
     for p in range(first, last):
@@ -139,7 +139,7 @@ def _patterns_as_written(x: Array, y: Array, first: int, last: int, s: State, wo
 
 @compiled()
 def _patterns_by_rows(x: Array, y: Array, first: int, last: int, s: State, worker: int) -> None:
-    """The same with the loops over i and j exchanged: the inner ones walk along a row, many sums at a time."""
+    """The same with the loops over i and j interchanged: the inner loop walks along a row, so it vectorises."""
     h, delta, L = s.h[worker], s.delta[worker], len(s.widths) - 1
     error = 0.0
     for p in range(first, last):
@@ -177,7 +177,7 @@ def _patterns_by_rows(x: Array, y: Array, first: int, last: int, s: State, worke
 
 @compiled()
 def _update(s: State, k: int) -> None:
-    """Add up what the workers found for weight k, move it, and forget its gradients."""
+    """Sum the workers' gradients of weight k, update the weight, and zero the gradients."""
     total = _ZERO
     for worker in range(len(s.g)):
         total += s.g[worker, k]
@@ -314,7 +314,7 @@ class Onchip(Rung[Patterns]):
 
 
 def run_options(x: Patterns) -> TrainOptions:
-    """Full batch, whatever its size."""
+    """Full-batch training, for any number of patterns."""
     return dataclasses.replace(backprop.TRAIN, batch_size=len(x), epochs=EPOCHS)
 
 

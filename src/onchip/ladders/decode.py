@@ -1,4 +1,4 @@
-"""The decode ladder on the CPU: from plain Python to a kernel that keeps a tile of rows on the chip."""
+"""The decode ladder on the CPU: from plain Python to a fused kernel that keeps a tile of rows in cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ZERO = np.float32(0)
 
 
 def weight_matrices(net: Network) -> list[Array]:
-    """The weights (D_out, D_in) of the Linear layers, first to last; decode has no biases."""
+    """The weights (D_out, D_in) of the Linear layers, in order; decode has no biases."""
     return [materialise(node.weights["weight"], net.weights) for node in net.nodes if isinstance(node.layer, Linear)]
 
 
@@ -78,7 +78,7 @@ def _share(worker: int, share: int, x: Array, w: Array, y: Array, is_last: bool,
             total = _ZERO
             for k in range(w.shape[1]):
                 total += x[r, k] * w[n, k]
-            y[r, n] = _ZERO if total < _ZERO and not is_last else total  # a NaN stays a NaN
+            y[r, n] = _ZERO if total < _ZERO and not is_last else total  # NaN propagates
 
 
 @compiled()

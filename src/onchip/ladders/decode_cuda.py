@@ -1,7 +1,6 @@
-"""The decode ladder on a GPU: the kernels of the report, one idea after the other, and the engine's own.
+"""The decode ladder on a GPU: the kernels of the report, one idea per rung, then the engine's kernels.
 
-The kernels are in cuda/*.cu, where each says what it does and why. Rows are on the GPU before the clock starts,
-as in the report.
+The headers of cuda/*.cu explain each kernel. Rows are on the GPU before the clock starts, as in the report.
 """
 
 from __future__ import annotations
@@ -45,25 +44,25 @@ FEW, MANY = decode.ROWS
 _, W, _, D_OUT = decode.WIDTHS
 WEIGHTS = ("w0", "w1", "w2")
 _ALL_WEIGHTS = tuple(map(Weight, WEIGHTS))
-HALF_LIMIT = 0.15  # the report's own limit in half precision; its mean square, 0.005, follows from any below 0.07
+HALF_LIMIT = 0.15  # the report's fp16 limit; its mean square limit, 0.005, follows from any error below 0.07
 _HALF_ULPS = 4 * float(np.finfo(np.float16).eps)
-_SAMPLE_ROWS = 16_384  # that a naive run in half precision is measured on: NumPy is slow there
+_SAMPLE_ROWS = 16_384  # rows of the naive fp16 run, which is slow in NumPy
 
 
 def _report(few: float | None = None, many: float | None = None) -> dict[int, float]:
-    """Milliseconds of the report, on a GeForce RTX 3080 Ti, for its two numbers of rows."""
+    """The report's milliseconds, measured on a GeForce RTX 3080 Ti, for its two row counts."""
     return {B: ms for B, ms in ((FEW, few), (MANY, many)) if ms is not None}
 
 
 class CudaRung(Rung[DeviceRows]):
-    """One kernel that takes x, the three layers' weights and y."""
+    """A rung with one kernel, called with x, the weights of the three layers and y."""
 
     file: ClassVar[str]
     kernel: ClassVar[str]
-    tile: ClassVar[int]  # rows that a block takes at a time
-    is_persistent: ClassVar[bool] = True  # no more blocks than the chip holds at a time; else one for every tile
+    tile: ClassVar[int]  # rows per block and iteration
+    is_persistent: ClassVar[bool] = True  # as many blocks as the chip holds at a time; else one block per tile
     is_transposed: ClassVar[bool] = False  # the hidden layers' weights are (D_in, D_out)
-    max_registers: ClassVar[int] = 128  # a thread; two blocks then fit into a multiprocessor's 65,536
+    max_registers: ClassVar[int] = 128  # per thread; two blocks then fit into an SM's 65,536
 
     @classmethod
     def programs(cls) -> tuple[Program, ...]:
@@ -216,19 +215,19 @@ class BestMany(CudaRung):
     is_transposed = True
 
 
-# -- ours --------------------------------------------------------------------------------------------------
+# -- the engine ----------------------------------------------------------------------------------------------
 
 
 class Engine(Rung[DeviceRows]):
-    """Kernels of the engine's own, as they are planned for the GPU."""
+    """The engine's kernels, as planned for this GPU."""
 
     kernels: ClassVar[Sequence[Kernel]] = ENGINE_KERNELS
-    computes: ClassVar[str] = "fp32"  # what the engine is asked for
+    computes: ClassVar[str] = "fp32"  # the precision that the engine is asked for
 
     def prepare(self, net: Network, x: DeviceRows, threads: int) -> DeviceRun:
         gpu, dtype, B = Gpu.get(), DTYPES[self.precision], len(x)
         made = make_plan(with_io(net, dtype), gpu.device, self.kernels, Job(self.computes, B))
-        (step,) = CudaBackend().bind_rows(made).groups  # one kernel takes the whole network
+        (step,) = CudaBackend().bind_rows(made).groups  # one kernel runs the whole network
         return DeviceRun(gpu, step.lowering.at(B), x.on(gpu, dtype), step.weights, (B, D_OUT), dtype)
 
     def judge(self, truth: Any, got: Array) -> Verdict:
@@ -253,19 +252,19 @@ class OnchipHalf(Engine):
     precision = computes = "fp16"
 
 
-# -- right or wrong, and how fast at best ------------------------------------------------------------------
+# -- reference and floor -------------------------------------------------------------------------------------
 
 
 class DecodeTruth(Truth):
-    """What the network makes of the rows in float64, and how far from it a rung may be in its precision."""
+    """The float64 outputs, and the allowed error in each precision."""
 
     def __init__(self, net: Network, x: DeviceRows) -> None:
         super().__init__(net, x.host)
         self._net, self._x = net, x.host[:_SAMPLE_ROWS]
-        self._allowed_half: dict[str, float] = {}  # by what sums are kept in
+        self._allowed_half: dict[str, float] = {}  # by accumulator dtype
 
     def judge_in(self, precision: str, got: Array, sums: str = "float16") -> Verdict:
-        """In half precision: twice the error of a naive run with the same sums, a few ulp, never past the report's."""
+        """fp16: at most twice the error of a naive run with the same accumulators plus a few ulp, and HALF_LIMIT."""
         if DTYPES[precision] == "float32":
             return self.judge(got)
         if sums not in self._allowed_half:
@@ -275,7 +274,7 @@ class DecodeTruth(Truth):
 
 
 def naive_half(net: Network, x: Array, sums: str) -> Array:
-    """(B, 4) float16: products and values in half precision, term after term; each sum kept as `sums` says."""
+    """(B, 4) float16: fp16 products and activations, sequential sums with accumulators of dtype `sums`."""
     weights = weight_matrices(net)
     rows = x.astype(np.float16)
     for layer, w in enumerate(weights):
@@ -289,7 +288,7 @@ def naive_half(net: Network, x: Array, sums: str) -> Array:
 
 
 def floor_ms(net: Network, B: int, precision: str) -> float:
-    """Bytes and flop that cannot be avoided. No launch in it: a replayed graph hides most of what one costs."""
+    """The minimum bytes and flop. Launches cost nothing here: a replayed graph hides most of their cost."""
     weights, size = sum(w.size for w in weight_matrices(net)), np.dtype(DTYPES[precision]).itemsize
     row_bytes = (decode.WIDTHS[0] + D_OUT) * size
     flop, rate = (6 * weights, "tf32") if precision == "3xtf32" else (2 * weights, precision)

@@ -1,4 +1,4 @@
-"""What rungs on a GPU share: rows that stay on the device, runs of launches, and the device's own clock."""
+"""What GPU rungs share: device-resident rows, sequences of launches, and timing by CUDA events."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.launches import Function, Graph
 
-# Warps that a multiprocessor holds at the most (CUDA C++ programming guide, technical specifications).
+# Maximum warps per SM (CUDA C++ programming guide, technical specifications).
 _WARPS = {"sm_80": 64, "sm_86": 48, "sm_89": 48, "sm_90a": 64, "sm_100": 64, "sm_120": 48}
 _SAMPLE_MS, _MAX_CALLS = 5.0, 200
 KERNELS = Path(__file__).parent / "cuda"
-THREADS = 256  # of a block of most kernels there
+THREADS = 256  # per block, in most of those kernels
 
 
 class DeviceRows:
-    """Rows on the host and, once a rung asks, on the GPU in its precision, where all rungs share them."""
+    """Rows on the host and, uploaded once per dtype on first use, on the GPU; all rungs share them."""
 
     def __init__(self, host: Array) -> None:
         self.host = host  # (B, ...) float32
@@ -45,12 +45,12 @@ class DeviceRows:
 
 
 class DeviceRun:
-    """A run of a rung: its launches, one after the other. Called, it runs once and hands back y."""
+    """One run of a rung, a sequence of launches. Calling it runs once and returns y."""
 
     def __init__(
         self, gpu: Gpu, steps: Steps, x: Buffer, weights: Mapping[str, Buffer], shape: tuple[int, ...], dtype: str
     ) -> None:
-        """shape, dtype  of y, row-major"""
+        """shape, dtype: of y, row-major."""
         self._gpu, self._steps, self._x, self._shape, self._dtype = gpu, steps, x, shape, dtype
         self._bound = BoundSteps(gpu, steps, weights)
         self._y = gpu.allocate(math.prod(shape) * np.dtype(dtype).itemsize)
@@ -59,7 +59,7 @@ class DeviceRun:
 
     @property
     def facts(self) -> dict[str, int | str]:
-        """Of several launches, what the one that takes the most of it takes."""
+        """Resource use; with several launches, the maximum (for occupancy, the minimum)."""
         launches = list(zip(self._steps.launches, self._bound.functions, strict=True))
         return {
             "launches": len(launches),
@@ -77,7 +77,7 @@ class DeviceRun:
             self._bound.enqueue([self._x.pointer], [self._y.pointer], self._scratch.pointer, stream)
 
     def sample_ms(self) -> float:
-        """Milliseconds of one run, launches included: the mean of as many runs in a row as take a few milliseconds."""
+        """Milliseconds per run, launches included: the mean over back-to-back runs that take a few milliseconds."""
         graph, calls = self._graph
         return self._time(graph) / calls
 
@@ -88,7 +88,7 @@ class DeviceRun:
         return self._gpu.capture(functools.partial(self._enqueue, calls=calls)), calls
 
     def _time(self, graph: Graph) -> float:
-        graph.launch()  # keeps the GPU busy while the host puts the rest on the stream
+        graph.launch()  # keeps the GPU busy while the host enqueues the rest
         self._start.record()
         graph.launch()
         self._end.record()
@@ -96,7 +96,7 @@ class DeviceRun:
 
 
 def occupancy(launch: KernelLaunch, function: Function, arch: str) -> float:
-    """The share of a multiprocessor's warps that its registers and shared memory leave room for."""
+    """The share of an SM's warps that the kernel's registers and shared memory allow."""
     threads = math.prod(launch.config.block)
     return function.blocks_per_unit(threads, launch.config.shared_bytes) * -(-threads // 32) / _WARPS[arch]
 
@@ -106,17 +106,17 @@ def line_of(blocks: int, threads: int = THREADS) -> LaunchConfig:
 
 
 class CudaKernels(Protocol):
-    """A rung with kernels of its own."""
+    """A rung with its own kernels."""
 
     name: ClassVar[str]
-    max_registers: ClassVar[int]  # a thread
+    max_registers: ClassVar[int]  # per thread
 
     @classmethod
     def programs(cls) -> tuple[Program, ...]: ...
 
 
 def rung_instances(rungs: Iterable[type[CudaKernels]]) -> tuple[Instance, ...]:
-    """Every kernel of the rungs, for make check-kernels: compiled, never launched."""
+    """Every kernel of the rungs, for make check-kernels, which compiles but does not launch them."""
     kernels = [(rung, each) for rung in rungs for each in rung.programs()]
     return tuple(
         Instance(f"{rung.name}: {each.name_expression}", _always(each, Budget(rung.max_registers)))

@@ -1,7 +1,7 @@
-"""The frame of every ladder: rungs, each one idea above the one before, checked and then timed.
+"""The framework of every ladder: rungs, each one idea above the previous one, checked and then timed.
 
-A new rung is a class with a name, an idea and `prepare`, which hands back what is timed; it goes into its
-ladder's tuple. Nothing else knows how many rungs there are.
+To add a rung, write a class with a name, an idea and `prepare`, which returns the function to time, and add it to its
+ladder's tuple. No other code depends on the number of rungs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onchip.plan.floor import settle_floors
 
 
 class Rows(Protocol):
-    """What rungs work on: an array, or whatever else is sliced by rows."""
+    """The input of a rung: an array, or any other type that is sliced by rows."""
 
     def __len__(self) -> int: ...
 
@@ -38,21 +38,21 @@ X = TypeVar("X", bound=Rows)
 
 class Rung(abc.ABC, Generic[X]):
     name: ClassVar[str]
-    idea: ClassVar[str]  # one line: what this rung does that the one before does not
-    report_ms: ClassVar[Mapping[int, float]] = {}  # rows -> what the report that it repeats measured
-    precision: ClassVar[str] = "fp32"  # of its products; its floor is that of this precision
-    max_rows: ClassVar[int | None] = None  # a slow rung is timed on this many rows and its time scaled
+    idea: ClassVar[str]  # one line: what this rung adds to the previous one
+    report_ms: ClassVar[Mapping[int, float]] = {}  # rows -> time in the report that this rung reproduces
+    precision: ClassVar[str] = "fp32"  # of its gemms; selects the floor
+    max_rows: ClassVar[int | None] = None  # a slow rung is timed on this many rows and its time is scaled
 
     @abc.abstractmethod
     def prepare(self, net: Network, x: X, threads: int) -> Callable[[], Array]:
-        """Everything that need not be timed; the function handed back runs all of x and gives what is judged.
+        """Do all work that is not timed; return a function that runs all of x.
 
-        Of inference that is y (B, D_out); of training the losses and the weights (truth.flat_run). The function may
-        have a clock of its own (measure.OwnClock) and `facts` that are shown beside its time. PlanError: cannot run.
+        The function returns y (B, D_out) for inference, the losses and weights (truth.flat_run) for training. It may
+        have its own clock (measure.OwnClock) and `facts`, which the table shows. PlanError if the rung cannot run.
         """
 
     def judge(self, truth: Any, got: Array) -> Verdict:
-        """What the ladder's judge says; a rung in another precision asks it another question."""
+        """Check a result with the ladder's reference. Rungs in another precision override this."""
         verdict: Verdict = truth.judge(got)
         return verdict
 
@@ -64,15 +64,15 @@ class Ladder(Generic[X]):
     rungs: tuple[type[Rung[X]], ...]
     network: Callable[[], Network]
     inputs: Callable[[int], X]  # B -> x (B, ...)
-    floor_ms: Callable[[Network, int, str], float]  # (network, B, precision): no run is much faster
-    rows: int  # B unless told otherwise
-    truth: Callable[[Network, X], Judge]  # (network, x): the judge of a run over x
-    checked: int | None = None  # a run over so many rows is judged; None: one over as many as are timed
-    parts: int = 1  # the time that is told is that of a run divided by this: epochs
-    device: str = "cpu"  # or "cuda", where the number of threads means nothing
+    floor_ms: Callable[[Network, int, str], float]  # (network, B, precision) -> lower bound of the time
+    rows: int  # default B
+    truth: Callable[[Network, X], Judge]  # (network, x) -> the reference for a run over x
+    checked: int | None = None  # number of rows to check; None: as many as are timed
+    parts: int = 1  # the reported time is that of a run divided by this, e.g. epochs
+    device: str = "cpu"  # or "cuda", where `threads` is unused
 
     def pick(self, names: list[str] | None) -> list[Rung[X]]:
-        """The rungs of these names, or all, from the lowest to the highest."""
+        """The rungs with these names, or all, in ladder order."""
         known = [rung.name for rung in self.rungs]
         chosen = {known_name(name, known, f"rung of the ladder {self.name}", "onchip ladder") for name in names or []}
         return [rung() for rung in self.rungs if not chosen or rung.name in chosen]
@@ -80,17 +80,17 @@ class Ladder(Generic[X]):
 
 @dataclass(frozen=True)
 class Step:
-    """What one rung showed."""
+    """The result of one rung."""
 
     rung: str
     idea: str
     verdict: Verdict
-    timing: Timing | None  # for all B rows; a wrong rung has no time
-    rows: int  # rows it was timed on; fewer than B: the time is scaled
+    timing: Timing | None  # for all B rows; None for a wrong rung
+    rows: int  # rows it was timed on; if fewer than B, the time is scaled
     report_ms: float | None
     floor_ms: float
     precision: str = "fp32"
-    facts: Mapping[str, int | str] = field(default_factory=dict)  # what else is known: registers, shared bytes, ...
+    facts: Mapping[str, int | str] = field(default_factory=dict)  # other properties: registers, shared bytes, ...
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Climb:
     B: int
     threads: int | None  # of the CPU
     steps: tuple[Step, ...]
-    skipped: Mapping[str, str] = field(default_factory=dict)  # rung -> why it cannot run here
+    skipped: Mapping[str, str] = field(default_factory=dict)  # rung -> why it cannot run
 
     @property
     def floors(self) -> dict[str, float]:
@@ -112,7 +112,7 @@ class Climb:
         return all(step.verdict.is_right for step in self.steps)
 
     def speedups(self, i: int) -> tuple[float | None, float | None]:
-        """How many times faster step i is than the first timed step, and than the timed step before it."""
+        """Speedup of step i over the first timed step, and over the previous timed step."""
         timed = [(j, s.timing.median_ms) for j, s in enumerate(self.steps) if s.timing is not None]
         mine = dict(timed).get(i)
         before = [ms for j, ms in timed if j < i]
@@ -131,17 +131,17 @@ def climb(
     progress: Callable[[str], None] = lambda text: None,
     measure_again: Callable[[], object] | None = None,
 ) -> Climb:
-    """Check every rung against float64, then time those that are right, in turns.
+    """Check every rung against float64, then time the correct ones, interleaved.
 
-    measure_again  the device's rates, where a rung beats its floor; None: they are no measured ones
+    measure_again  remeasures the device's rates if a rung beats its floor; None: the rates are not measured
     """
     B = ladder.rows if rows is None else rows
     if B < 1:
         raise InputError("a ladder needs rows", got=str(B), expected="at least 1", hint=f"--rows {ladder.rows}")
-    check_memory(B, f"--rows {B}")  # a row is a byte at least
+    check_memory(B, f"--rows {B}")  # a row is at least one byte
     picked = ladder.pick(rungs)
     net, x = ladder.network(), ladder.inputs(B)
-    truths: dict[int, Judge] = {}  # by the number of rows
+    truths: dict[int, Judge] = {}  # by number of rows
     here, verdicts, runs, sizes, skipped = [], [], [], [], dict[str, str]()
     for rung in picked:
         progress(f"{rung.name}: preparing and checking")

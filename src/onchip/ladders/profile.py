@@ -1,8 +1,8 @@
-"""Bank conflicts of a GPU's rungs, as Nsight Compute counts them: it watches one run of each.
+"""Count bank conflicts of GPU rungs with Nsight Compute, which profiles one run of each.
 
     ncu ... python -m onchip.ladders.profile decode 12800 separate coalesced
 
-runs them; `bank_conflicts` calls that and reads what ncu says.
+runs the rungs; `bank_conflicts` starts this command and parses ncu's output.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ METRICS = (
 
 
 def bank_conflicts(ladder: str, B: int, launches: Mapping[str, int]) -> dict[str, int]:
-    """Rung -> bank conflicts of one run over B rows, loads and stores; `launches`: rung -> kernels of a run.
+    """Rung -> bank conflicts of one run over B rows, loads and stores; `launches`: rung -> kernels per run.
 
-    DeviceError where there is no ncu, or where it may not look.
+    Raises DeviceError if ncu is missing or has no permission.
     """
     found = shutil.which("ncu")
     if found is None:
         raise DeviceError("ncu is not there", hint="install NVIDIA Nsight Compute")
-    # -P: without it, modules of the current folder would run.
+    # -P: without it, modules in the current folder would be imported.
     command = [found, "--clock-control", "none", "--metrics", ",".join(METRICS), "--csv", sys.executable, "-P",
                "-m", "onchip.ladders.profile", ladder, str(B), *launches]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -46,8 +46,8 @@ def bank_conflicts(ladder: str, B: int, launches: Mapping[str, int]) -> dict[str
 
 
 def read_counts(output: str) -> list[int]:
-    """The sum of the metrics of each kernel, in the order of the launches, from what `ncu --csv` prints."""
-    lines = [line for line in output.splitlines() if line.startswith('"')]  # others are ncu's talk
+    """The sum of the metrics per kernel, in launch order, from the output of `ncu --csv`."""
+    lines = [line for line in output.splitlines() if line.startswith('"')]  # other lines are ncu's messages
     sums: dict[int, int] = {}
     for row in csv.DictReader(lines):
         if row["Metric Name"] in METRICS:

@@ -1,6 +1,6 @@
-"""The scan ladder on the CPU: running sums of a row of numbers, from the loop as first written to the engine.
+"""The scan ladder on the CPU: the prefix sum of a row, from the naive loop to the engine.
 
-A "row" of this ladder is one number. Sums are float32 up to the engine's rung.
+A "row" of this ladder is one value. Accumulators are float32 except in the engine's rung.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _scan_share(worker: int, share: int, x: Array, y: Array, totals: Array) -> N
 
 @compiled()
 def _two_level(x: Array, y: Array, totals: Array) -> None:
-    """totals (P,) of P shares: what a share adds up to, then what all before it do."""
+    """totals (P,): the sum of each of P chunks, then the exclusive prefix of each."""
     P = len(totals)
     run_pieces(_add_up, (x, totals), P, P)
     so_far = _ZERO
@@ -118,13 +118,13 @@ class Onchip(Rung[Array]):
 
 
 class ScanTruth:
-    """The running sums in float64, and how far from them a float32 run may be.
+    """The prefix sums in float64, and the allowed error of a float32 run.
 
-    The error of a sum is told as a part of the largest sum so far, |a - b| / max(1, |sum| so far): a random walk comes
-    back to zero now and then, and its errors do not. At most twice that of a naive run, and a few ulp.
+    The error of a sum is relative to the largest sum so far, |a - b| / max(1, |sum| so far): a random walk returns to
+    zero now and then, and its errors do not. It may be twice that of a naive run plus a few ulp.
 
-    After millions of additions a naive run is off by tenths, and one that left a number out would hardly be worse.
-    So each step, y[i] - y[i - 1], is asked for too: it must be x[i], but for the roundings of two sums.
+    After millions of additions a naive run is off by tenths, so this alone would miss a skipped value. Each difference
+    y[i] - y[i - 1] is checked too: it must equal x[i] up to the rounding of two sums.
     """
 
     def __init__(self, net: Network, x: Array) -> None:
@@ -143,12 +143,12 @@ class ScanTruth:
             return Verdict(float("inf"), self.allowed)
         with np.errstate(invalid="ignore"):
             steps = np.diff(got, prepend=np.float64(0))
-            has_steps = bool((np.abs(steps - self.x) <= _STEP_ULPS * self._scale).all())  # a NaN has none
+            has_steps = bool((np.abs(steps - self.x) <= _STEP_ULPS * self._scale).all())  # False for NaN
             return Verdict(self._error(got) if has_steps else float("inf"), self.allowed)
 
 
 def device_floor_ms(device: Device, N: int) -> float:
-    """Every number is read once and written once. No launch in it."""
+    """Reads and writes every value once; launches are not counted."""
     return Price(row_flop=1, row_bytes=8, launches=0).floor_us(device, "fp32", N) / 1e3
 
 

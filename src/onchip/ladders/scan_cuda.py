@@ -1,7 +1,7 @@
-"""The scan ladder on a GPU: one thread, the report's sliding block, two levels, one pass, and the engine's own.
+"""The scan ladder on a GPU: one thread, the report's sliding block, two levels, one pass, and the engine's kernel.
 
-The kernels are in cuda/scan_*.cu, where each says what it does and why. The numbers are on the GPU before the clock
-starts; clearing what a kernel finds zero is in its time.
+The headers of cuda/scan_*.cu explain each kernel. The input is on the GPU before the clock starts. Clearing status
+words is part of the measured time.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from onchip.network.scan_op import ScanOp
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.workloads import scan
 
-TILE = 4096  # numbers that a block of scan_tile.cuh takes
-BLOCK = 1024  # threads of a block of scan_block.cuh
+TILE = 4096  # values per block in scan_tile.cuh
+BLOCK = 1024  # threads per block in scan_block.cuh
 
 
 class CudaRung(Rung[DeviceRows]):
-    """Kernels of one file that make y of x."""
+    """A rung whose kernels, from one file, compute y from x."""
 
     file: ClassVar[str]
-    kernels: ClassVar[tuple[str, ...]]  # in the order in which `launches` wants them
-    max_registers: ClassVar[int] = 64  # a thread; four blocks of 256 then fit into a multiprocessor's 65,536
+    kernels: ClassVar[tuple[str, ...]]  # in the order that `steps` expects
+    max_registers: ClassVar[int] = 64  # per thread; four blocks of 256 threads then fit into an SM's 65,536
 
     @classmethod
     def programs(cls) -> tuple[Program, ...]:

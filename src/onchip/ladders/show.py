@@ -1,4 +1,4 @@
-"""A climb as a table and as a picture."""
+"""Render a climb as a table or a plot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def make_table(climb: Climb) -> Table:
-    """A Rich table, a line a rung."""
+    """A Rich table, one line per rung."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -59,7 +59,7 @@ def show_size(climb: Climb) -> str:
 
 
 def describe_ladders() -> dict[str, list[dict[str, Any]]]:
-    """Every ladder, on each device that it stands on: its title, its rows and the idea of each rung."""
+    """Every ladder on each of its devices: title, rows and the idea of each rung."""
     return {name: [_describe(find_ladder(name, device)) for device in ladder_devices(name)] for name in LADDERS}
 
 
@@ -86,12 +86,12 @@ def ladders_table() -> Table:
 
 
 def times(ratio: float | None) -> str:
-    """How often faster: three digits, as many zeros as it takes."""
+    """A speedup with three significant digits."""
     return "-" if ratio is None else f"{float(f'{ratio:.3g}'):,g}x"
 
 
 def of_floor(floor_ms: float, ms: float) -> str:
-    """Two digits, also where the share is tiny."""
+    """Percent of the floor, with two significant digits."""
     return f"{float(f'{floor_percent(floor_ms, ms):.2g}'):g}%"
 
 
@@ -101,7 +101,7 @@ def scaled_note(climb: Climb) -> str | None:
 
 
 def save_plot(climb: Climb, path: str | os.PathLike[str]) -> None:
-    """Bars of the times on a log scale, the floor as a line; .png, .svg or .pdf by the name."""
+    """A bar chart of the times on a log scale, the floors as lines; the suffix sets the format: .png, .svg, .pdf."""
     need_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

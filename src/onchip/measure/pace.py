@@ -1,4 +1,4 @@
-"""The clock of ladders and benchmarks: competitors take turns, and every block warms up by itself."""
+"""Timing for ladders and benchmarks: competitors are interleaved, and every block has its own warm-up."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Run = Callable[[], object]
 
 @runtime_checkable
 class OwnClock(Protocol):
-    """A run that is timed by a clock of its own: the GPU's."""
+    """A run with its own clock, e.g. CUDA events."""
 
     def sample_ms(self) -> float:
-        """Run, and say how long that took; several runs in a row may share a sample."""
+        """Run, and return milliseconds per run; a sample may cover several runs."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long to look. A block lasts `block_s`, whatever a run costs, within `min_runs` and `max_runs`."""
+    """Sampling plan. A block lasts `block_s`, with at least `min_runs` and at most `max_runs` runs."""
 
-    rounds: int = 10  # blocks of each competitor: many short ones, as a shared machine is slow for seconds at a time
+    rounds: int = 10  # blocks per competitor: many short ones, because a shared machine is slow for seconds at a time
     block_s: float = 0.3
-    warm_up_s: float = 0.1  # at least one run; 0: none at all
+    warm_up_s: float = 0.1  # at least one run; 0: no warm-up
     pause_s: float = 0.2
     min_runs: int = 2
     max_runs: int = 200
@@ -41,18 +41,18 @@ class Timing:
     median_ms: float
     p20_ms: float
     p80_ms: float
-    samples_ms: tuple[float, ...]  # raw, in the order they were taken
+    samples_ms: tuple[float, ...]  # raw, in order
 
 
 def summarise(samples_ms: Sequence[float], scale: float = 1.0) -> Timing:
-    """Median and spread; `scale` turns the time of a run into the time that is reported."""
+    """Median and spread; `scale` converts the time of a run to the reported time."""
     samples = [float(f"{sample * scale:.6g}") for sample in samples_ms]
     p20, median, p80 = (float(f"{p:.6g}") for p in np.percentile(samples, [20, 50, 80]))
     return Timing(median, p20, p80, tuple(samples))
 
 
 def show_ms(ms: float | None) -> str:
-    """Four digits, whatever the size."""
+    """Four significant digits."""
     if ms is None:
         return "-"
     digits = 3 if ms == 0 else max(0, 3 - math.floor(math.log10(ms)))
@@ -60,7 +60,7 @@ def show_ms(ms: float | None) -> str:
 
 
 def blas_limiter(threads: int) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """A context in which NumPy's products use this many threads; free where they do anyway, else 30 us."""
+    """A context in which NumPy's BLAS uses this many threads; entering costs 30 us, or nothing if it already does."""
     import threadpoolctl
 
     libraries = threadpoolctl.ThreadpoolController().select(user_api="blas")
@@ -72,11 +72,11 @@ def blas_limiter(threads: int) -> Callable[[], contextlib.AbstractContextManager
 def interleave(
     runs: Sequence[Run], pace: Pace | None = None, on_block: Callable[[int, int], None] | None = None
 ) -> list[list[float]]:
-    """Milliseconds of every run, a list a competitor: A-block, B-block, A-block, ...
+    """Milliseconds of every run, one list per competitor: A-block, B-block, A-block, ...
 
-    In turns, so that a machine that gets slower for a while slows everyone. With a pause before each block:
-    the thread pools of the engine before (OpenMP, onnxruntime) spin on the cores for a while after their work.
-    on_block(round, competitor) is told before each block.
+    Interleaving makes a temporary slowdown of the machine affect every competitor. A pause precedes each block, because
+    thread pools (OpenMP, onnxruntime) spin for a while after their work. on_block(round, competitor) is called before
+    each block.
     """
     pace = pace or Pace()
     samples: list[list[float]] = [[] for _ in runs]
@@ -98,7 +98,7 @@ def _host_ms(run: Run) -> float:
 def _block(run: Run, pace: Pace) -> list[float]:
     sample = run.sample_ms if isinstance(run, OwnClock) else functools.partial(_host_ms, run)
     collecting = gc.isenabled()
-    gc.disable()  # a collection in the middle of a run is not the run's
+    gc.disable()  # no garbage collection within a timed run
     try:
         if pace.warm_up_s > 0:
             until = time.perf_counter() + pace.warm_up_s

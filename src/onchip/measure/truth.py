@@ -1,4 +1,4 @@
-"""Right or wrong: every engine against the float64 reference, with the naive float32 run as the yardstick."""
+"""Check engines against the float64 reference; the error of a naive float32 run is the baseline error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onchip.network.types import numpy_dtype
 from onchip.runtime.cpu.backend import core_count
 from onchip.train.options import TrainOptions
 
-_PIECE_ROWS = 16_384  # the reference keeps every value of every layer: millions of rows go through in pieces
+_PIECE_ROWS = 16_384  # rows per chunk: the reference keeps all activations
 _FEW_ULP = 4 * float(np.finfo(np.float32).eps)
 
 
@@ -27,11 +27,11 @@ class Verdict:
 
     @property
     def is_right(self) -> bool:
-        return self.error <= self.allowed  # a NaN is wrong
+        return self.error <= self.allowed  # False for NaN
 
 
 def relative_error(got: Array, truth: Array) -> float:
-    """The largest |a - b| / max(1, |a|, |b|); infinite for another shape, for a NaN or an infinity too many."""
+    """The largest |a - b| / max(1, |a|, |b|); inf if the shapes differ or only one side is NaN or infinite."""
     if got.shape != truth.shape:
         return float("inf")
     if not got.size:
@@ -39,16 +39,16 @@ def relative_error(got: Array, truth: Array) -> float:
     a, b = got.astype(np.float64), truth.astype(np.float64)
     with np.errstate(all="ignore"):
         error = np.abs(a - b) / np.maximum(1, np.maximum(np.abs(a), np.abs(b)))
-    error[(a == b) | (np.isnan(a) & np.isnan(b))] = 0  # equal infinities have no difference
+    error[(a == b) | (np.isnan(a) & np.isnan(b))] = 0  # matching NaNs and equal infinities count as no error
     return float(np.nan_to_num(error, nan=np.inf).max())
 
 
 def allowed_error(naive: float) -> float:
-    """At most twice the error of a naive run in the same precision, and a few ulp."""
+    """Twice the error of a naive run in the same precision, plus a few ulp."""
     return 2 * naive + _FEW_ULP
 
 
-Rows = Array | tuple[Array, ...]  # of a network's input, or of its inputs in their order
+Rows = Array | tuple[Array, ...]  # of the network's input, or one array per input, in order
 
 
 def as_inputs(x: Rows) -> tuple[Array, ...]:
@@ -56,7 +56,7 @@ def as_inputs(x: Rows) -> tuple[Array, ...]:
 
 
 class Truth:
-    """What the network makes of x, in float64, and how far from it an engine of some dtype may be."""
+    """The float64 output for x, and the allowed error of an engine with some dtype."""
 
     def __init__(self, net: Network, x: Rows, dtype: str = "float32") -> None:
         given = as_inputs(x)
@@ -66,11 +66,11 @@ class Truth:
         self.allowed = allowed_error(relative_error(naive, self.y))
 
     def measured_by(self, naive: Array) -> Truth:
-        """The same truth with another yardstick: what a naive run made of x, with weights as coarse as the engine's."""
+        """The same reference with the baseline error of this naive run, whose weights are rounded like the engine's."""
         return self.allowing(relative_error(naive, self.y))
 
     def allowing(self, naive: float) -> Truth:
-        """The same truth with another yardstick: the error of a naive run."""
+        """The same reference with another baseline error, that of a naive run."""
         other = copy.copy(self)
         other.allowed = allowed_error(naive)
         return other
@@ -81,14 +81,15 @@ class Truth:
 
 
 def naive_error(net: Network, x: Rows, dtype: str = "float32") -> float:
-    """How far a naive run in this dtype is off."""
+    """The error of a naive run in this dtype."""
     return relative_error(naive_run(net, x, dtype), reference.forward(net, x))
 
 
 def naive_run(net: Network, x: Rows, dtype: str) -> Array:
-    """What a run in this dtype makes of x, a layer at a time.
+    """Run the network in this dtype, one layer at a time.
 
-    NumPy multiplies 16 bits on one core, some 0.2 Gflop/s: every core takes a share of the rows, of the same bits.
+    NumPy computes 16-bit gemms on one core at about 0.2 Gflop/s, so the rows are split over all cores; the bits are the
+    same.
     """
     given = as_inputs(x)
     B = len(given[0])
@@ -104,15 +105,15 @@ def naive_run(net: Network, x: Rows, dtype: str) -> Array:
 
 
 class TrainingTruth:
-    """Where steps of SGD lead in float64, and how far from it a float32 run may end."""
+    """Losses and weights after SGD steps in float64, and the allowed error of a float32 run."""
 
     def __init__(
         self, net: Network, x: Array, y: Array, batches: Sequence[Array], options: TrainOptions, naive_runs: int = 1
     ) -> None:
         """batches     the rows of each step
-        naive_runs  in float32, each with the rows of a batch in another order: where a unit's sign is rounding's to
-                    say, a curve jumps. Of 7 runs over MNIST, 256 steps of 64 rows, one was off by 1.5e-4, the others
-                    by 4e-7 at most
+        naive_runs  float32 runs, each with the rows of a batch in another order: where rounding decides the sign of a
+                    ReLU's input, the curve jumps. Of 7 runs over MNIST, 256 steps of 64 rows, one was off by 1.5e-4,
+                    the others by at most 4e-7
         """
         self.run = _reference_run(net, x, y, batches, options, "float64")
         self._losses = self.run[: len(batches)]
@@ -126,11 +127,11 @@ class TrainingTruth:
         self.allowed, self.losses_allowed = allowed_error(error), allowed_error(losses_error)
 
     def judge(self, got: Array) -> Verdict:
-        """got: as `flat_run` makes it."""
+        """got: as returned by `flat_run`."""
         return Verdict(relative_error(got, self.run), self.allowed)
 
     def judge_losses(self, got: Array) -> Verdict:
-        """The loss curve alone. got: one number a step, of these steps and maybe of later ones."""
+        """Check the loss curve alone. got: one loss per step, for these steps and maybe later ones."""
         return Verdict(relative_error(np.asarray(got)[: len(self._losses)], self._losses), self.losses_allowed)
 
 
@@ -146,6 +147,6 @@ def _reference_run(
 
 
 def flat_run(losses: Iterable[float], net: Network) -> Array:
-    """A loss curve and the weights it led to, by name, as one array."""
+    """A loss curve and the final weights, sorted by name, as one flat array."""
     weights = [np.ravel(materialise(name, net.weights)) for name in sorted(net.weights)]
     return np.concatenate([np.asarray(losses, np.float64), *weights])

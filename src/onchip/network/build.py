@@ -1,4 +1,4 @@
-"""Networks from a few words: a chain of layers, an MLP with seeded weights."""
+"""Network builders: a chain of layers, an MLP with seeded weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from onchip.network.types import BATCH, TensorType
 
 MAX_DEPTH = 1 << 10  # layers of a new network
 MAX_PARAMETERS = 1 << 27  # of a new network: 512 MiB
-MAX_WIDTH = 1 << 18  # of its layers: whatever is kept for a row of a batch is as wide
-_COPIES = 5  # of the weights: themselves, those that are trained, their gradients, what an optimiser keeps
+MAX_WIDTH = 1 << 18  # of its layers: the buffers per row of a batch are as wide
+_COPIES = 5  # of the weights: the given ones, the trained ones, gradients, two optimiser states
 
 
 def sequential(
@@ -76,7 +76,7 @@ def mlp(
 
 
 def _check_size(widths: Sequence[int]) -> None:
-    """InputError before anything is drawn that would take minutes, or more memory than there is."""
+    """InputError before drawing weights that would take minutes, or more memory than is available."""
     if len(widths) - 1 > MAX_DEPTH:
         got, expected = f"{len(widths) - 1:,} layers", f"at most {MAX_DEPTH:,}"
         raise InputError("the network is too deep", got=got, expected=expected, hint="fewer hidden layers")
@@ -91,7 +91,7 @@ def _check_size(widths: Sequence[int]) -> None:
 
 
 def make_layer(kind: str, **attributes: object) -> Layer:
-    """A layer by its name, as it stands in files and options."""
+    """A layer by its name, as files and options spell it."""
     kind = known_name(kind, sorted(LAYERS), "layer")
     try:
         return LAYERS[kind](**attributes)

@@ -1,4 +1,4 @@
-"""Ints that others are divided by: saying where one is 0."""
+"""Integer division: errors that say where a divisor is 0."""
 
 from __future__ import annotations
 

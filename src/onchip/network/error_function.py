@@ -11,12 +11,12 @@ from onchip.network.recipe import Array
 
 
 def erf(x: Array) -> Array:
-    """Of x's shape and float type, each number computed in float64."""
+    """In x's shape and float dtype, each element computed in float64."""
     return _each(math.erf, x)
 
 
 def erfc(x: Array) -> Array:
-    """1 - erf(x), with all its digits where that is near 0."""
+    """1 - erf(x), to full precision near 0."""
     return _each(math.erfc, x)
 
 

@@ -17,12 +17,12 @@ from onchip.network.recipe import Recipe, Weight
 from onchip.network.text import columns, escaped, html_table
 from onchip.network.types import DTYPE_BYTES, TensorType
 
-_LINES_SHOWN = 10  # of a long network, from its beginning and from its end
+_LINES_SHOWN = 10  # of a long network, at each end
 
 
 @dataclass(frozen=True)
 class Node:
-    """One layer at its place: what it reads, which weights it uses. Its output value has its name."""
+    """One layer in the graph: what it reads, which weights it uses. Its output value has its name."""
 
     name: str
     layer: Layer
@@ -34,16 +34,16 @@ class Node:
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """For copies and other processes: a mapping that cannot be changed cannot be pickled either."""
+        """For copy and pickle: a MappingProxyType cannot be pickled."""
         return Node, (self.name, self.layer, self.inputs, dict(self.weights))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Network:
-    """What will be computed, never how. Checked when it is made: a Network that exists is sound."""
+    """What to compute, never how. Validated when it is constructed: a Network that exists is sound."""
 
     inputs: Mapping[str, TensorType]
-    nodes: tuple[Node, ...]  # in an order in which every value is made before it is read
+    nodes: tuple[Node, ...]  # in topological order: every value is computed before it is read
     outputs: tuple[str, ...]
     weights: Mapping[str, Weight]
     name: str = "network"
@@ -71,7 +71,7 @@ class Network:
 
     @functools.cached_property
     def _weight_types(self) -> dict[str, TensorType]:
-        return {}  # of those that were asked for
+        return {}  # filled on demand
 
     def node_weight_types(self, node: Node) -> dict[str, TensorType]:
         return {role: self.weight_type(name) for role, name in node.weights.items()}
@@ -88,7 +88,7 @@ class Network:
         return frozenset(self.outputs)
 
     def nodes_from(self, start: int) -> Iterator[Node]:
-        """net.nodes[start:] without a copy, for who stops early."""
+        """net.nodes[start:] without a copy, for callers that stop early."""
         return (self.nodes[i] for i in range(start, len(self.nodes)))
 
     def readers(self, value: str) -> list[Node]:
@@ -110,14 +110,14 @@ class Network:
 
     @functools.cached_property
     def _row_flop(self) -> dict[str, int]:
-        return {}  # of those that were asked for
+        return {}  # filled on demand
 
     def row_looked_up(self, node: Node) -> int:
         return node.layer.row_looked_up(self.input_types(node), self.node_weight_types(node))
 
     @property
     def parameters(self) -> int:
-        """How many numbers the layers use as weights."""
+        """The number of weight elements that the layers use."""
         used = {name for node in self.nodes for name in node.weights.values()}
         return sum(math.prod(self.weights[name].shape) for name in used)
 
@@ -153,7 +153,7 @@ class Network:
         name: str | None = None,
         meaning: Meaning | None = None,
     ) -> Network:
-        """The same network with some parts exchanged, checked anew."""
+        """The same network with some parts replaced, validated again."""
         return Network(
             self.inputs,
             self.nodes if nodes is None else tuple(nodes),
@@ -210,7 +210,7 @@ class Network:
             what = f"{where}: {error.what}"
             raise type(error)(what, got=error.got, expected=error.expected, hint=error.hint) from None
 
-    # -- how it shows itself -------------------------------------------------------------------------------
+    # -- printing ------------------------------------------------------------------------------------------
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         rows = [[name, "input", "", str(given), "", ""] for name, given in self.inputs.items()]
@@ -229,7 +229,7 @@ class Network:
         return f"{self._summary()}\n{columns(*self._table(), right=(4, 5))}"
 
     def __repr__(self) -> str:
-        """As it prints itself; of a long network the first and the last layers."""
+        """As printed; of a long network the first and the last layers."""
         head, rows = self._table()
         if (more := len(rows) - 2 * _LINES_SHOWN) > 1:
             rows[_LINES_SHOWN:-_LINES_SHOWN] = [["...", f"{more:,} more", "", "", "", ""]]
@@ -240,19 +240,19 @@ class Network:
 
 
 def check_network(net: object) -> None:
-    """InputError where it is none; what holds one, an estimator or a result of training, is told where it is."""
+    """InputError if it is not a Network. For an estimator or a training result, the hint names its attribute."""
     if not isinstance(net, Network):
         hint = f"its .{held}" if (held := held_network(net)) else "onchip.load(...)"
         raise InputError("not a network", got=type(net).__name__, expected="Network", hint=hint)
 
 
 def held_network(holder: object) -> str:
-    """The attribute that is the network of an estimator or of a result of training; "" where there is none."""
+    """The attribute of an estimator or a training result that is its network; "" if there is none."""
     return next((name for name in ("network_", "network") if isinstance(getattr(holder, name, None), Network)), "")
 
 
 def _read_only(weight: Weight) -> Weight:
-    """A view that cannot be written through. No copy: weights may be large; who made the array must leave it alone."""
+    """A read-only view. No copy: weights may be large, so the owner of the array must not change it."""
     if isinstance(weight, np.ndarray):
         weight = weight.view()
         weight.flags.writeable = False

@@ -1,4 +1,4 @@
-"""What a network takes and hands out in memory, whatever it computes in: Casts at its ends."""
+"""The dtypes of a network's inputs and outputs in memory, independent of its compute dtype: Casts at its ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onchip.network.layers import Cast
 from onchip.network.layers.cast import CastTo
 from onchip.network.types import TensorType
 
-IO = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # by the short names that users give
+IO = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # by the short names that users pass
 IO_DTYPES = tuple(IO.values())
 
 
@@ -22,9 +22,9 @@ def short_name(dtype: str) -> str:
 
 
 def with_io(net: Network, dtype: str) -> Network:
-    """The same network with float inputs and outputs of `dtype`, between Casts from and to the types it computes in.
+    """The same network with float inputs and outputs of `dtype`, between Casts from and to the dtypes it computes in.
 
-    Inputs and outputs keep their names and their order; ints stay ints. The network itself where nothing changes.
+    Inputs and outputs keep their names and order; ints stay ints. Returns the network itself if nothing changes.
     """
     if dtype not in IO_DTYPES:
         raise InputError("no dtype for inputs and outputs", got=str(dtype), expected=", ".join(IO_DTYPES))
@@ -50,8 +50,8 @@ def with_ends(net: Network, dtypes: Mapping[str, str]) -> Network:
     def to(dtype: str) -> Cast:
         return Cast(cast(CastTo, dtype))
 
-    # Each reader of an input has a Cast of its own in front of it, and each output's Cast stands behind its node: a
-    # kernel that takes the one can then take the other with it.
+    # Each reader of an input has its own Cast right before it, and each output's Cast follows its node, so that a
+    # kernel can fuse them.
     inner = {name: name_for(name) for name in changed if name not in net.inputs}
     for node in net.nodes:
         reads = {value: name_for(value) for value in node.inputs if value in changed and value in net.inputs}

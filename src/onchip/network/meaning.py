@@ -1,4 +1,4 @@
-"""What the rows and results of a network mean to its user. It travels with the network and changes no number."""
+"""What the rows and results of a network mean to its user. It is stored with the network and changes no result."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ MAX_TEXT = 4 << 20  # characters, in a file
 @dataclass(frozen=True)
 class Meaning:
     columns: tuple[str, ...] = ()  # of the table whose rows it reads
-    classes: tuple[str, ...] = ()  # of its results, which are logits
-    scale: float = 0.0  # bytes were divided by this when it was trained; 0: they were not
+    classes: tuple[str, ...] = ()  # of its outputs, which are logits
+    scale: float = 0.0  # bytes were divided by this in training; 0: they were not
 
     def to_text(self) -> str:
-        """JSON of what is known; "" if nothing is."""
+        """JSON of the known fields; "" if there are none."""
         known = {name: value for name, value in asdict(self).items() if value}
         return json.dumps(known) if known else ""
 
     @classmethod
     def from_text(cls, text: str) -> Meaning:
-        """What a file says; FormatError if that is no such text."""
+        """Parse the text of a file; FormatError if it is not valid."""
         try:
             given = json.loads(text) if len(text) <= MAX_TEXT else None
         except (ValueError, RecursionError):
@@ -37,7 +37,7 @@ class Meaning:
         return cls(_words(given, "columns"), _words(given, "classes"), scale)
 
     def check(self, inputs: int, outputs: int) -> None:
-        """FormatError if it is of a network with another number of inputs or outputs."""
+        """FormatError if it describes a network with another number of inputs or outputs."""
         for what, names, count in (("columns", self.columns, inputs), ("classes", self.classes, outputs)):
             if names and len(names) != count:
                 got, expected = f"{len(names)} {what}", str(count)
@@ -46,7 +46,7 @@ class Meaning:
 
 def _words(given: dict[str, Any], key: str) -> tuple[str, ...]:
     words = given.get(key, [])
-    # A word with half a letter in it, as JSON can spell it, could be neither printed nor written.
+    # JSON can spell a lone surrogate, which can be neither printed nor written.
     if not (isinstance(words, list) and all(isinstance(word, str) and is_text(word) for word in words)):
         raise FormatError(f"bad {key} in the network's description", got=show(words), expected="a list of words")
     return tuple(words)

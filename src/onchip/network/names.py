@@ -1,5 +1,6 @@
-"""Names that users type: their case does not matter, and an unknown one is refused with the nearest that is known.
-Names of values and weights: each only once."""
+"""Names that users type: case-insensitive, and an unknown one is rejected with the nearest known name.
+Names of values and weights: unique.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ MAX_COMPARED = 120  # characters of a name
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint with the known name that is nearest to an unknown one; "" where none is near."""
-    import difflib  # only where something is wrong: it takes a while to load
+    """A hint with the known name nearest to an unknown one; "" if none is near."""
+    import difflib  # only on errors: it takes a while to load
 
     by_key = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name[:MAX_COMPARED].lower(), by_key, 1)
@@ -22,10 +23,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def known_name(
     name: object, known: Iterable[str], what: str, hint: str = "", error: type[OnchipError] = InputError
 ) -> str:
-    """`name` as it is spelt in `known`, whatever its case; else an error with the nearest one.
+    """`name` as spelt in `known`, whatever its case; else an error with the nearest one.
 
-    what  is unknown then: "device"
-    hint  where no known name is near
+    what  the kind of name, for the message: "device"
+    hint  used if no known name is near
     """
     names = list(known)
     for other in names:

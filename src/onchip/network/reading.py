@@ -1,4 +1,4 @@
-"""What the readers share: whatever is wrong inside a file becomes a FormatError that names the file."""
+"""Shared by the file readers: any error inside a file becomes a FormatError that names the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_SHOWN = 120  # characters of a name or value in a message
 
 @contextlib.contextmanager
 def blaming(path: Path) -> Iterator[None]:
-    """Any InputError of the block leaves as a FormatError whose first words are the file's name."""
+    """Re-raise any InputError of the block as a FormatError that begins with the file's name."""
     try:
         yield
     except InputError as error:
@@ -38,22 +38,22 @@ def blaming(path: Path) -> Iterator[None]:
 
 
 def is_text(value: str) -> bool:
-    """Whether all of its letters are whole: JSON can spell half of one ("\\ud800"), which cannot be printed."""
+    """Whether it has no lone surrogates: JSON can spell one ("\\ud800"), which cannot be printed."""
     return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def is_count(text: str) -> bool:
-    """Whether it is a whole number in plain digits, and not too large: int() takes it."""
+    """Whether it is a whole number in plain digits, small enough for int()."""
     return text.isascii() and text.isdigit() and len(text) < 19
 
 
 def show(value: object) -> str:
-    """A name or value out of a file, short enough for a message."""
+    """A name or value from a file, short enough for a message."""
     if isinstance(value, str | bytes):
-        value = value[:MAX_SHOWN]  # before it becomes even longer
+        value = value[:MAX_SHOWN]  # truncate before repr makes it longer
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an int of thousands of digits, a list in a list in a list ...
+    except (ValueError, RecursionError):  # an int of thousands of digits, or deeply nested lists
         text = f"a {type(value).__name__} too large to show"
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
@@ -62,7 +62,7 @@ def show(value: object) -> str:
 
 
 def fields(value: Any, names: tuple[str, ...], where: str) -> None:
-    """FormatError unless it is an object of exactly these names."""
+    """FormatError unless it is an object with exactly these names."""
     if not isinstance(value, dict):
         raise FormatError(f"{where} is not an object", got=name_of(value), expected="an object")
     if missing := [name for name in names if name not in value]:
@@ -72,7 +72,7 @@ def fields(value: Any, names: tuple[str, ...], where: str) -> None:
 
 
 def whole(value: Any, where: str, low: int, high: int) -> int:
-    """The whole number, if it is one from `low` to `high`."""
+    """The int, if it is from `low` to `high`; else FormatError."""
     if type(value) is not int or not low <= value <= high:
         expected = f"{low} to {high}" if low < high else str(low)
         raise FormatError(f"{where} does not fit", got=name_of(value), expected=expected)
@@ -80,7 +80,7 @@ def whole(value: Any, where: str, low: int, high: int) -> int:
 
 
 def real(value: Any, where: str, high: float = sys.float_info.max) -> float:
-    """The number, if it is at least 0 and at most `high`."""
+    """The number, if it is from 0 to `high`; else FormatError."""
     if type(value) not in (int, float) or not 0 <= value <= high:
         expected = "a finite number of at least 0" if high else "0"
         raise FormatError(f"{where} does not fit", got=name_of(value), expected=expected)
@@ -88,7 +88,7 @@ def real(value: Any, where: str, high: float = sys.float_info.max) -> float:
 
 
 def name_of(value: Any) -> str:
-    """A value for a message; of a list or an object, which may be deep, only that."""
+    """A value for a message; of a list or an object, which may be deep, only its type."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     return show(value)

@@ -1,4 +1,4 @@
-"""Weights that are not computed yet: what a rewrite or a kernel derives from other weights. Data, no closure."""
+"""Weights that are not computed yet: what a rewrite or a kernel derives from other weights. Data, not closures."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ Array = np.ndarray[Any, Any]
 Attribute = int | float | str | bool | None | tuple["Attribute", ...]
 F = TypeVar("F", bound=Callable[..., Array])
 
-SLICE_ROWS = 1024  # a sliced_op makes products of so many rows: slices that begin at multiples of it have the same bits
+SLICE_ROWS = 1024  # rows that a sliced_op multiplies at a time: slices that begin at multiples of it have the same bits
 
 _EVALUATORS: dict[str, Callable[..., Array]] = {}
 _IN_SLICES: set[str] = set()
 
 
 def recipe_op(function: F) -> F:
-    """Make a function of a module the NumPy evaluator of an operation: f(*sources, **attributes) -> array."""
+    """Register a module function as the NumPy evaluator of an operation: f(*sources, **attributes) -> array."""
     _EVALUATORS[op_name(function)] = function
     return function
 
 
 def sliced_op(function: F) -> F:
-    """A recipe_op that can be made in slices: row i of the result comes of row i of the first source.
+    """A recipe_op that can be computed in slices: row i of the result depends on row i of the first source.
 
-    Its bits are the same in any slices that begin at multiples of SLICE_ROWS.
+    Its bits are the same for any slices that begin at multiples of SLICE_ROWS.
     """
     _IN_SLICES.add(op_name(function))
     return recipe_op(function)
 
 
 def op_name(function: Callable[..., Array]) -> str:
-    """Where it is found, in a process that has not imported it yet, too: "plan.rewrites.linear:merged_weight"."""
+    """The import path, for processes that have not imported it: "plan.rewrites.linear:merged_weight"."""
     return f"{function.__module__.removeprefix('onchip.')}:{function.__name__}"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A weight described by its shape, its price and the operation that makes it.
+    """A weight described by its shape, its cost and the operation that computes it.
 
-    Planning reads shape, dtype and flop; an engine evaluates it, once, when it is built. Equal recipes are one weight.
+    Planning reads shape, dtype and flop; an engine evaluates it once, when it is built. Equal recipes are one weight.
     """
 
-    op: str  # of a function that is a recipe_op; a device may bring its own version
-    sources: tuple[str | Recipe, ...]  # names of the weights it is made of, which may be recipes themselves, or recipes
+    op: str  # name of a recipe_op; a device may have its own version
+    sources: tuple[str | Recipe, ...]  # names of weights (arrays or recipes), or nested recipes
     shape: tuple[int, ...]
     dtype: str
     flop: int = 0
-    attributes: tuple[tuple[str, Attribute], ...] = ()  # by name, what the operation is told
+    attributes: tuple[tuple[str, Attribute], ...] = ()  # keyword arguments of the operation
 
     @staticmethod
     def of(
         function: Callable[..., Array], sources: Sequence[str | Recipe], shape: Sequence[int], dtype: str = "float32",
         flop: int = 0, **attributes: Attribute,
     ) -> Recipe:  # fmt: skip
-        """What a recipe_op will make of the sources."""
+        """The result of a recipe_op on the sources."""
         return Recipe(op_name(function), tuple(sources), tuple(shape), dtype, flop, tuple(sorted(attributes.items())))
 
     @property
@@ -70,7 +70,7 @@ class Recipe:
 
     @property
     def slice_axis(self) -> int | None:
-        """The axis along which it can be made in slices, of slices of its first source and all of the others."""
+        """The axis along which it can be computed in slices, from slices of its first source and all of the others."""
         _evaluator(self.op)
         return 0 if self.op in _IN_SLICES else None
 
@@ -85,12 +85,12 @@ def _evaluator(op: str) -> Callable[..., Array]:
 
 
 def evaluate(recipe: Recipe, arrays: Sequence[Array]) -> Array:
-    """What the recipe promises, made of its sources in NumPy; floats are rounded to its dtype once, at the end."""
+    """Evaluate the recipe on its sources in NumPy; floats are rounded to its dtype once, at the end."""
     return _evaluate(recipe, arrays, recipe.shape)
 
 
 def evaluate_rows(recipe: Recipe, arrays: Sequence[Array], start: int, stop: int) -> Array:
-    """Rows start .. stop - 1 of what a sliced_op makes; start is a multiple of SLICE_ROWS."""
+    """Rows start .. stop - 1 of a sliced_op's result; start is a multiple of SLICE_ROWS."""
     return _evaluate(recipe, [arrays[0][start:stop], *arrays[1:]], (stop - start, *recipe.shape[1:]))
 
 
@@ -109,7 +109,7 @@ Made = dict[str | Recipe, Array]
 
 
 def materialise(name: str | Recipe, weights: Mapping[str, Weight], made: Made | None = None) -> Array:
-    """The array behind a weight or a recipe; recipes are evaluated, sources first, each once per `made`."""
+    """The array of a weight or a recipe. Recipes are evaluated, sources first, each once per `made`."""
     made = {} if made is None else made
     for wanted in in_order([name], weights, made):
         weight = wanted if isinstance(wanted, Recipe) else weights[wanted]
@@ -122,9 +122,9 @@ def materialise(name: str | Recipe, weights: Mapping[str, Weight], made: Made | 
 def in_order(
     names: Iterable[str | Recipe], weights: Mapping[str, Weight], made: Container[str | Recipe] = ()
 ) -> list[str | Recipe]:
-    """These weights and all that they are made of, sources first; without what is made, and what only that needs."""
+    """These weights and all their sources, sources first; without what is in `made`, and what only that needs."""
     order: dict[str | Recipe, None] = {}
-    waiting = list(names)  # not recursion: rewrites may derive a weight from a long row of others
+    waiting = list(names)  # no recursion: rewrites may derive a weight through a long chain
     while waiting:
         wanted = waiting[-1]
         weight = wanted if isinstance(wanted, Recipe) else weights[wanted]
@@ -139,7 +139,7 @@ def in_order(
 
 
 def reach(names: Iterable[str | Recipe], weights: Mapping[str, Weight]) -> dict[str | Recipe, Weight]:
-    """These weights and all that they are made of, by name or, where a source has none, by its recipe."""
+    """These weights and all their sources, by name or, for a nested recipe, by the recipe itself."""
     found: dict[str | Recipe, Weight] = {}
     waiting = list(names)
     while waiting:
@@ -150,7 +150,7 @@ def reach(names: Iterable[str | Recipe], weights: Mapping[str, Weight]) -> dict[
     return found
 
 
-# -- operations that many use ----------------------------------------------------------------------------------
+# -- common operations -----------------------------------------------------------------------------------------
 
 
 @sliced_op

@@ -1,4 +1,4 @@
-"""A scan: what running totals are made of. Pure data; kernels and layers mean the same by it."""
+"""A scan (prefix sum, max, min or product) as data, shared by kernels and layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = ("int32", "int64", "float32", "float64")  # y has x's; ints wrap
 
 @dataclass(frozen=True)
 class ScanOp:
-    """y[i] = x[0] op ... op x[i]; without x[i] if exclusive, from the end if reverse. A NaN passes on in every op."""
+    """y[i] = x[0] op ... op x[i]; without x[i] if exclusive, from the end if reverse. Every op propagates NaN."""
 
     op: str = "sum"
     exclusive: bool = False
@@ -27,7 +27,7 @@ class ScanOp:
         object.__setattr__(self, "op", known_name(self.op, OPS, "op of a scan", "sum"))
 
     def identity(self, dtype: str) -> Any:
-        """What an exclusive scan begins with, in x's dtype."""
+        """The first value of an exclusive scan, in x's dtype."""
         kind = np.dtype(dtype)
         if self.op in ("sum", "product"):
             return kind.type(self.op == "product")
@@ -37,7 +37,7 @@ class ScanOp:
         return kind.type(limits.min if self.op == "max" else limits.max)
 
     def total_dtype(self, dtype: str) -> str:
-        """What totals are carried in from one part of a row to the next: float32 ones would lose digits on the way."""
+        """The dtype of the carry between chunks of a row: a float32 carry would lose digits."""
         return "float64" if dtype == "float32" and self.op in ("sum", "product") else dtype
 
 
@@ -50,7 +50,7 @@ def check_dtype(dtype: Any) -> str:
 
 
 def check_axis(axis: int, shape: tuple[int, ...]) -> int:
-    """The axis, counted from the front."""
+    """The axis as a non-negative index."""
     rank = len(shape)
     if not rank:
         raise ShapeError("a single number has no axis to scan", expected="an array", hint="x.reshape(1)")

@@ -1,4 +1,4 @@
-"""How tables are printed, wherever one is."""
+"""Formatting of tables, as text and HTML."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from onchip.errors import printable
 
-MAX_CELL = 400  # characters; a cell is as long as the longest of its column
+MAX_CELL = 400  # characters; a column is as wide as its longest cell
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Columns wide enough for their cells; those in `right` are aligned to the right.
+    """Columns as wide as their cells; those in `right` are right-aligned.
 
-    Cells are printable and of bounded length, whatever names stand in them.
+    Cells are printable and of bounded length, whatever names they hold.
     """
     table = [[printable(cell, MAX_CELL) for cell in row] for row in [head, *rows]]
     widths = [max(len(row[c]) for row in table) for c in range(len(head))]
@@ -27,7 +27,9 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 def fitted_columns(
     head: Sequence[str], rows: Sequence[Sequence[str]], width: int, right: Sequence[int] = ()
 ) -> str:  # fmt: skip
-    """The same where that fits `width`; else a paragraph a row, its first cell in front, in lines of that width."""
+    """Like columns if that fits `width`; else a paragraph per row, beginning with its first cell, wrapped to that
+    width.
+    """
     text = columns(head, rows, right)
     if max(map(len, text.splitlines())) <= width:
         return text
@@ -39,14 +41,14 @@ def fitted_columns(
 
 
 def escaped(text: str) -> str:
-    """Text for a notebook, which takes HTML."""
-    import html  # here: it takes a while to load, and most have no notebook
+    """Text as HTML, for notebooks."""
+    import html  # here: it takes a while to load, and only notebooks need it
 
     return html.escape(text)
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table, of cells as they are."""
+    """An HTML table; escapes the cells."""
     titles = "".join(f"<th>{escaped(cell)}</th>" for cell in head)
     lines = ("".join(f"<td>{escaped(cell)}</td>" for cell in row) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)

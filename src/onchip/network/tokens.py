@@ -1,4 +1,4 @@
-"""Token ids: saying where one stands that a network does not know."""
+"""Token ids: errors that say where an unknown id is."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from onchip.network.recipe import Array
 
 
 def check_token_ids(x: Array, limit: int, first_row: int = 0, name: str = "ids") -> None:
-    """InputError for the first id of x (B, ...) that is not among 0 .. limit - 1.
+    """InputError for the first id of x (B, ...) that is not in 0 .. limit - 1.
 
-    first_row  what x[0] is called in the message: x may be a piece of a file
+    first_row  the row index of x[0] in the message: x may be a chunk of a file
     """
     if x.size == 0 or (x.min() >= 0 and x.max() < limit):
         return
@@ -22,7 +22,7 @@ def check_token_ids(x: Array, limit: int, first_row: int = 0, name: str = "ids")
 
 
 def bad_id(row: int, position: Sequence[int], got: int, limit: int, name: str) -> InputError:
-    """The error for an id that is not among 0 .. limit - 1."""
+    """The error for an id that is not in 0 .. limit - 1."""
     where = f"row {row}" + (f", position {', '.join(map(str, position))}" if position else "")
     return InputError(
         f"{where}: id {got}, expected 0 to {limit - 1}", got=f"{got} in '{name}'",

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of the values that flow through a network."""
+"""Shapes and dtypes of the values of a network."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from onchip.errors import ShapeError
 if TYPE_CHECKING:
     import numpy as np
 
-BATCH = "B"  # the one symbolic dimension: rows of a batch, known only when a network runs
+BATCH = "B"  # the one symbolic dimension: rows of a batch, known only at run time
 Dim = int | str
 
-# Name -> bytes an element. The names are NumPy's, with ml_dtypes' for the ones NumPy lacks.
+# Name -> bytes per element. The names are NumPy's, with ml_dtypes' for those that NumPy lacks.
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
@@ -25,7 +25,7 @@ _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype behind a name of DTYPE_BYTES."""
+    """The NumPy dtype of a name in DTYPE_BYTES."""
     import numpy as np
 
     if name in _ML_DTYPES:
@@ -59,7 +59,7 @@ class TensorType:
 
     @functools.cached_property
     def row_shape(self) -> tuple[int, ...]:
-        """The shape of one row: everything behind the batch."""
+        """The shape of one row: all axes after the batch."""
         return tuple(int(d) for d in self.shape[1:])
 
     @property

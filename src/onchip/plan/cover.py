@@ -1,4 +1,4 @@
-"""The cheapest way to cover a network with claims: a shortest path over (position, layouts of live values)."""
+"""The cheapest cover of a network with claims: a shortest path over (position, layouts of live values)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from onchip.plan.kernel import TABLES, Claim, Converter, Job, Kernel, Price, Ref
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Group, Plan, groups_of, values_read
 
-# More than any work: a layer is left without a kernel, or with a fallback, only where no other kernel takes it.
+# Above any real cost: a layer gets no kernel, or a fallback, only if no other kernel claims it.
 _NO_KERNEL_US = 1e12
-MOST_STATES = 16  # ways to lie that are followed at a position, the cheapest ones
+MOST_STATES = 16  # layout states followed per position, cheapest first
 
-# Where live values lie: (value, layout) for each that does not lie in rows alone.
+# Layouts of live values: (value, layout) for each value that is stored in more than ROWS or in another layout.
 State = frozenset[tuple[str, str]]
 _IN_ROWS: State = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
 class _Way:
-    """How a state at a position is reached."""
+    """How the search reaches a state at a position."""
 
     cost: float
     before: _Way | None
-    claims: tuple[Claim, ...] = ()  # conversions, and then the claim that leads here
+    claims: tuple[Claim, ...] = ()  # layout conversions, then the claim that leads here
 
     def all_claims(self) -> list[Claim]:
         found: list[Claim] = []
@@ -44,11 +44,11 @@ class _Way:
 def cover(
     net: Network, device: Device, kernels: Sequence[Kernel], job: Job, told: tuple[str, ...], whole: bool
 ) -> Plan:
-    """Groups are runs of the network's order, so the cheapest cover is a shortest path: best[i] has the cheapest ways
-    to run the nodes before i, one for each way that live values lie, and each claim at i leads behind its last node.
+    """The plan with the lowest estimate. Groups are consecutive nodes, so the cheapest cover is a shortest path.
 
-    A kernel may take a while to answer, so nobody is asked at a node that no claim leads to, or that costs as much to
-    reach as all of the network does in a way that is known by then.
+    best[i] holds the cheapest paths over the nodes before i, one per layout state of the live values. A claim at i
+    leads to the position after its last node. A kernel may take a while to answer, so kernels are not queried at a node
+    that no claim leads to, or that costs as much to reach as the cheapest complete path found so far.
     """
     count = len(net.nodes)
     best: list[dict[State, _Way]] = [{} for _ in range(count + 1)]
@@ -75,7 +75,7 @@ def cover(
             for state, way in ways:
                 layouts.step(best[end], end, state, way, claim, cost)
     if not best[count]:
-        # No way leads past a layer that no kernel takes: name that one, if there is one.
+        # No path crosses a layer that no kernel claims: name that layer, if there is one.
         node = next((node for node in net.nodes if node.name not in claimed), net.nodes[furthest])
         raise _no_kernel(net, node, device, job, refusals)
     chosen = min(best[count].values(), key=lambda way: way.cost).all_claims()
@@ -86,14 +86,14 @@ def cover(
 
 
 def building_us(net: Network, groups: Sequence[Group], device: Device, kernels: Sequence[Kernel]) -> float:
-    """Microseconds to make the weights that the groups want, and what those are made of."""
+    """Microseconds to compute the weights that the groups need, and their sources."""
     wanted = [recipe for group in groups for recipe in group.claim.recipes.values()]
     recipes = {weight for weight in reach(wanted, net.weights).values() if isinstance(weight, Recipe)}
     return build_us(recipes, net.weights, device, makes_of(kernels, device))
 
 
 def _by_value(state: State) -> dict[str, tuple[str, ...]]:
-    """The layouts in which each value lies that does not lie in rows alone."""
+    """The layouts of each value that is not stored in ROWS alone."""
     lies: dict[str, tuple[str, ...]] = {}
     for value, layout in sorted(state):
         lies[value] = (*lies.get(value, ()), layout)
@@ -101,7 +101,7 @@ def _by_value(state: State) -> dict[str, tuple[str, ...]]:
 
 
 class _Layouts:
-    """Where values lie on the way, and what it costs to have them otherwise."""
+    """The layouts of values along a path, and the cost of converting them."""
 
     def __init__(self, net: Network, device: Device, kernels: Sequence[Kernel], job: Job) -> None:
         self._net, self._device, self._job = net, device, job
@@ -111,7 +111,7 @@ class _Layouts:
         self._last_read |= dict.fromkeys(net.outputs, len(net.nodes))
 
     def worth_following(self, ways: dict[State, _Way]) -> list[tuple[State, _Way]]:
-        """The cheapest ones, without those that conversions from the cheapest of all would make as cheaply."""
+        """The cheapest states, without those that conversions from the cheapest state reach at no higher cost."""
         if len(ways) < 2:
             return list(ways.items())
         (least, first), *others = sorted(ways.items(), key=lambda each: each[1].cost)
@@ -130,7 +130,7 @@ class _Layouts:
         return sum(m.price.estimate_us(self._device, self._job.precision, self._job.batch) for m in moves)
 
     def step(self, ways: dict[State, _Way], end: int, state: State, way: _Way, claim: Claim, cost: float) -> None:
-        """Note the way on which a claim leads from a state to position `end`, if none that is known is cheaper."""
+        """Record the path by which a claim leads from a state to position `end`, unless a cheaper one is known."""
         cost += way.cost
         before: list[Claim] = []
         behind: list[Claim] = []
@@ -149,7 +149,7 @@ class _Layouts:
             ways[state] = _Way(cost, way, (*before, claim, *behind))
 
     def _convert(self, lies: dict[str, tuple[str, ...]], wanted: Mapping[str, str], moves: list[Claim]) -> bool:
-        """Have every value in the layout that is wanted, by moves where it is not there yet; False where none can."""
+        """Bring each value to its wanted layout, appending the moves needed; False if no kernel converts one."""
         for value, layout in wanted.items():
             found = lies.get(value, (ROWS,))
             if layout not in found:
@@ -171,7 +171,7 @@ class _Layouts:
 def _claims(
     net: Network, start: int, device: Device, kernels: Sequence[Kernel], job: Job, refusals: list[Refusal]
 ) -> list[Claim]:
-    """Every claim that begins at a node; who refuses is noted."""
+    """Every claim that begins at a node. Appends refusals to `refusals`."""
     claims: list[Claim] = []
     for kernel in kernels:
         if kernel.device_kind != device.kind:
@@ -189,7 +189,7 @@ def _claims(
 
 
 def no_claim(net: Network, node: Node, job: Job) -> Claim:
-    """What stands for a layer that no kernel takes: its weights as they are, and what any kernel must move."""
+    """The placeholder of a layer that no kernel claims: its weights as they are, and the bytes any kernel must move."""
     reads = sum(given.row_bytes for given in net.input_types(node))
     dtypes = {role: given.dtype for role, given in net.node_weight_types(node).items()}
     if node.layer.has_tables and job.tables != "fp32":
@@ -198,7 +198,7 @@ def no_claim(net: Network, node: Node, job: Job) -> Claim:
         role: Recipe.of(as_is, (name,), net.weights[name].shape, dtypes[role]) for role, name in node.weights.items()
     }
     fixed = sum(recipe.nbytes for recipe in recipes.values())
-    if looked_up := net.row_looked_up(node):  # only that is read of a table, and no cache is counted on
+    if looked_up := net.row_looked_up(node):  # only these table rows are read; no cache hits are assumed
         fixed -= recipes["weight"].nbytes
         reads += looked_up * DTYPE_BYTES[dtypes["weight"]]
     price = Price(net.row_flop(node), reads + net.types[node.name].row_bytes, fixed)

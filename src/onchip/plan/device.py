@@ -1,7 +1,7 @@
-"""Devices as data: what a plan needs to know of a chip, and nothing that needs the chip.
+"""Devices as data: what a plan needs to know of a chip, without the chip.
 
-Two sets of rates. A device's own are those of steady work, as measured: estimates, by which plans are compared, are
-made of them. Its peak is physics: clocks, buses and caches at their best. Floors are made of it, and nobody beats them.
+Each device has two sets of rates. Its own are sustained rates, as measured: estimates, which compare plans, use them.
+Its peak is physics (clocks, buses and caches at their best): floors use it, and no run is faster.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Peak:
-    """What no program beats."""
+    """Rates that no program exceeds."""
 
-    flops: Mapping[str, float]  # precision -> flop/s, all units together
+    flops: Mapping[str, float]  # precision -> flop/s, of the whole device
     bandwidth: float  # bytes/s to and from main memory
-    cache_bandwidth: float  # bytes/s to and from the last cache before it
-    launch_us: float  # of a launch among others; 0 where one is a call
+    cache_bandwidth: float  # bytes/s to and from the last-level cache
+    launch_us: float  # per launch within a sequence; 0 where a launch is a call
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """For copies and other processes: a mapping that cannot be changed cannot be pickled either."""
+        """For copy and pickle: a MappingProxyType cannot be pickled."""
         return Peak, (dict(self.flops), self.bandwidth, self.cache_bandwidth, self.launch_us)
 
 
@@ -33,23 +33,23 @@ class Device:
     name: str
     kind: str  # "cpu" | "cuda"
     arch: str  # "x86_64 avx512", "sm_90a"
-    units: int  # cores, or multiprocessors
-    flops: Mapping[str, float]  # precision -> flop/s, all units together
+    units: int  # cores, or SMs
+    flops: Mapping[str, float]  # precision -> flop/s, of the whole device
     bandwidth: float  # bytes/s to and from main memory
-    launch_us: float  # what an empty launch costs
-    fast_bytes: int  # the memory a tile should stay in: L2 of a core, or shared memory of a block
+    launch_us: float  # of an empty launch
+    fast_bytes: int  # the memory that should hold a tile: L2 per core, or shared memory per block
     memory_bytes: int
-    source: str  # where the numbers come from
+    source: str  # where the figures come from
     peak: Peak
-    cache_bytes: int  # of the last cache before main memory: what fits may still be there from the run before
+    cache_bytes: int  # of the last-level cache: data that fits may still be cached from the previous run
     vector_bytes: int = field(default=0)  # of a SIMD register; 0 on a GPU
-    # Of a call with rows of the host (host_call.py):
-    call_us: float = field(default=0.0)  # beside launches, work and copies: Python, and a GPU's wait
-    bus_bandwidth: float = field(default=0.0)  # bytes/s to a GPU and back, copied on the way; 0: the rows lie there
-    graph_launch_us: float = field(default=0.0)  # of a launch behind another one, both in one graph; 0: there are none
+    # For calls with host rows (host_call.py):
+    call_us: float = field(default=0.0)  # on top of launches, work and copies: Python, and the GPU synchronisation
+    bus_bandwidth: float = field(default=0.0)  # bytes/s to a GPU and back, copies included; 0: rows are in place
+    graph_launch_us: float = field(default=0.0)  # of a launch that follows another in the same graph; 0: no graphs
 
     def unit_read_us(self, nbytes: int) -> float:
-        """Microseconds in which one multiprocessor reads what lies in the cache, at its best."""
+        """Microseconds in which one SM reads data from the cache, at best."""
         return nbytes / (self.peak.cache_bandwidth / self.units) * 1e6
 
     def __post_init__(self) -> None:
@@ -60,11 +60,11 @@ class Device:
         return Device, tuple({**values, "flops": dict(self.flops)}.values())
 
 
-# Steady work as a share of the data sheet, where we could not measure: the H200's.
+# Sustained rates as a fraction of the data sheet, for devices that were not measured: those of the H200.
 SUSTAINED_FLOPS, SUSTAINED_BANDWIDTH = 0.7, 0.88
-# Of the bus too: NumPy rows through page-locked memory came at 44 GB/s over PCIe 5 with 16 lanes, 63 GB/s.
+# Of the bus too: NumPy rows through pinned memory reached 44 GB/s over PCIe 5 x16 (63 GB/s).
 SUSTAINED_BUS, PCIE_5, PCIE_4 = 0.7, 63e9, 31.5e9
-# A multiprocessor takes at most 128 B a clock from L2.
+# An SM reads at most 128 B per clock from L2.
 L2_BYTES_A_CLOCK = 128
 
 
@@ -91,9 +91,10 @@ def _from_data_sheet(
     name: str, arch: str, flops: Mapping[str, float], *, units: int, clock: float, bandwidth: float, bus: float,
     shared_kib: int, memory_gb: int, cache_mib: int, source: str,
 ) -> Device:  # fmt: skip
-    """A GPU that was not measured: its peak, steady rates as shares of it, launches and calls as on the H200.
+    """A GPU that was not measured: its peak, sustained rates as fractions of it, launches and calls as on the H200.
 
-    clock  Hz, at its best; bandwidth and bus in bytes/s
+    clock            Hz, boost
+    bandwidth, bus   bytes/s
     """
     peak = Peak(flops, bandwidth, units * L2_BYTES_A_CLOCK * clock, H200.peak.launch_us)
     return Device(
@@ -114,7 +115,7 @@ A100 = _from_data_sheet(
     clock=1.41e9, bandwidth=2.039e12, bus=PCIE_4, shared_kib=163, memory_gb=80, cache_mib=40,
     source="NVIDIA A100 data sheet, dense rates",
 )  # fmt: skip
-# Of the GeForce cards: dense rates of products in 16 bits whose sums are float32.
+# GeForce cards: dense rates of 16-bit matrix multiplies with float32 accumulation.
 RTX_3080_TI = _from_data_sheet(
     "NVIDIA GeForce RTX 3080 Ti", "sm_86", {"fp32": 34.1e12, "tf32": 34.1e12, "bf16": 68.2e12, "fp16": 68.2e12},
     units=80, clock=1.665e9, bandwidth=912e9, bus=PCIE_4, shared_kib=99, memory_gb=12, cache_mib=6,
@@ -131,7 +132,7 @@ RTX_4090 = _from_data_sheet(
     source="NVIDIA Ada white paper",
 )  # fmt: skip
 
-# By the name a user types after --device when planning for a chip that is not here.
+# By the name a user types after --device to plan for a chip that is not here.
 KNOWN: Mapping[str, Device] = MappingProxyType({
     "h200": H200, "h100": H100, "a100": A100, "rtx4090": RTX_4090, "rtx4060": RTX_4060_LAPTOP,
     "rtx3080ti": RTX_3080_TI,

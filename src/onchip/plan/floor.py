@@ -1,6 +1,6 @@
-"""The floor beside a time that was measured: how near a run comes, and what to do where one beats it.
+"""Floors against measured times: the fraction of the floor a run reaches, and what to do if a run beats it.
 
-A CPU's floors are made of rates that were measured. Other work on the machine makes them too low, and floors too high.
+A CPU's floors use measured rates. Other load on the machine lowers the rates, which makes floors too high.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple, TypeVar
 
-MEASURED_AGAIN = 3  # times at most
-TOO_LOW = {"floor": "the time itself: rates too low"}  # what a row says of a floor that was beaten
+MEASURED_AGAIN = 3  # at most
+TOO_LOW = {"floor": "the time itself: rates too low"}  # the note of a row whose floor was beaten
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Floor(NamedTuple):
     ms: float
-    note: Mapping[str, str]  # TOO_LOW, or nothing
+    note: Mapping[str, str]  # TOO_LOW, or empty
 
 
 def settle_floors(
@@ -24,11 +24,11 @@ def settle_floors(
     fastest_ms: Mapping[Key, float],
     measure_again: Callable[[], object] | None = None,
 ) -> dict[Key, Floor]:
-    """Floors that no run beats. One that is beaten whatever is measured ends at the fastest run, with a note.
+    """Floors that no run beats. A floor that stays beaten after new measurements becomes the fastest run, with a note.
 
-    floors_ms      by job, of the device's rates as they are known by now
-    fastest_ms     the fastest run of each job; a job without one beats nothing
-    measure_again  measures the rates and keeps them if they are better; None: they are no measured ones
+    floors_ms      per job, from the device's current rates
+    fastest_ms     the fastest run per job; a job without one beats nothing
+    measure_again  measures the rates and keeps the better ones; None: the rates are not measured
     """
 
     def is_beaten(floors: Mapping[Key, float]) -> bool:
@@ -46,5 +46,5 @@ def settle_floors(
 
 
 def floor_percent(floor_ms: float, ms: float) -> float:
-    """Never above 100: a floor that was beaten is none."""
+    """Percent of the floor, at most 100."""
     return min(100.0, 100 * floor_ms / ms)

@@ -1,9 +1,9 @@
-"""What a call with rows of the host takes on a device, from the caller's array to the caller's array. Data only.
+"""The time of a call with host rows on a device, from the caller's array to the caller's array. Pure data.
 
-A CPU's kernels read the rows where they lie. A GPU's come over the bus as runtime/cuda/staging.py brings them: few rows
-in one go, copied by the caller's thread; many in chunks, so that copies and kernels run at the same time. Fitted to
-what NumPy calls took on an H200: 7 rows 24 us; 0.43 MB 79; decode in fp16, 12,800 rows 230, 25,600 rows 390, 100,000
-rows 1.09 ms, 2,097,152 rows at 44 GB/s.
+A CPU's kernels read the rows in place. A GPU's rows cross the bus as runtime/cuda/staging.py copies them: few rows at
+once, by the caller's thread; many in chunks, so that copies overlap with kernels. Fitted to NumPy calls on an H200: 7
+rows 24 us; 0.43 MB 79 us; decode in fp16: 12,800 rows 230 us, 25,600 rows 390 us, 100,000 rows 1.09 ms, 2,097,152 rows
+at 44 GB/s.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan, format_us
 from onchip.plan.rewrites import rewrite
 
-SLOT_BYTES = 8 << 20  # of a chunk: 150 us of the bus, several times what Python takes for it; slots fit into most L3s
-OFTEN_BYTES = 16 << 10  # of rows that kernels which read a number more than once may read over the bus
-PIPELINE_US = 700.0  # until copies in, kernels and copies out overlap, and behind the last chunk
+SLOT_BYTES = 8 << 20  # per chunk: 150 us of the bus, several times Python's overhead for it; slots fit into most L3s
+OFTEN_BYTES = 16 << 10  # of rows that kernels which read an element more than once may read over the bus
+PIPELINE_US = 700.0  # to fill the pipeline of copies in, kernels and copies out, and to drain it after the last chunk
 
 
 def call_us(plan: Plan, B: int) -> float:
-    """Microseconds of a call with B rows of the host, or of a training step. To build the engine is not part of it."""
+    """Microseconds of a call with B host rows, or of a training step. Excludes building the engine."""
     device = plan.device
-    if plan.job.is_training:  # a step among others, whose rows lie on the device
+    if plan.job.is_training:  # a step within a run, with its rows in device memory
         return plan.estimate_at(B)
     if not device.bus_bandwidth:
         return device.call_us + plan.estimate_at(B)
@@ -31,7 +31,7 @@ def call_us(plan: Plan, B: int) -> float:
     nbytes = B * sum(net.types[name].row_bytes for name in {*net.inputs, *net.outputs})
     at_once = _work_us(plan, B) + nbytes / min(BUS_BANDWIDTH, device.bus_bandwidth) * 1e6
     if plan.is_read_often and nbytes > OFTEN_BYTES:
-        at_once += 2 * device.launch_us  # a copy each way, and each waits for what is before it
+        at_once += 2 * device.launch_us  # one copy each way, each waiting for the previous operation
     chunks = -(-nbytes // SLOT_BYTES) or 1
     work_us = chunks * _work_us(plan, -(-B // chunks))
     in_chunks = PIPELINE_US + max(work_us, nbytes / device.bus_bandwidth * 1e6)
@@ -39,14 +39,14 @@ def call_us(plan: Plan, B: int) -> float:
 
 
 def _work_us(plan: Plan, B: int) -> float:
-    """The launches of a plan on a GPU, which are one graph."""
+    """The launches of a plan on a GPU, as one graph."""
     return plan.estimate_at(B) + plan.device.launch_us - plan.device.graph_launch_us
 
 
 def least_us(net: Network, job: Job, device: Device, B: int) -> float:
-    """Microseconds that B rows take at least, whatever kernels the device has.
+    """A lower bound in microseconds for B rows, whatever kernels the device has.
 
-    The CPU's take a second to load: a GPU that is sooner than this need not ask them.
+    The CPU kernels take a second to load: if a GPU is faster than this bound, they need not be queried.
     """
     versions = net, rewrite(net, job.without)[0]
     flop = min(sum(version.row_flop(node) for node in version.nodes) for version in versions)
@@ -54,10 +54,10 @@ def least_us(net: Network, job: Job, device: Device, B: int) -> float:
 
 
 def compare(gpu: str, there_us: float, here_us: float, B: int, is_least: bool = False) -> str:
-    """The sooner device and why, for "auto": "cpu (auto: 64 rows take about 9.0 µs here, 25.0 µs on cuda:0)".
+    """The faster device and why, for "auto": "cpu (auto: 64 rows take about 9.0 µs here, 25.0 µs on cuda:0)".
 
-    B         rows of a call
-    is_least  the CPU would take at least so long
+    B         rows per call
+    is_least  the CPU time is a lower bound
     """
     rows = "1 row takes" if B == 1 else f"{B:,} rows take"
     if here_us <= there_us:

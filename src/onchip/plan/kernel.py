@@ -1,7 +1,7 @@
-"""What the planner asks and a kernel answers: do you fit, what do you cost, what do you need?
+"""The interface between planner and kernels: does it fit, what does it cost, what does it need?
 
-A kernel may claim any run of consecutive nodes: one layer, a whole MLP, a whole training step. It is
-handed to the planner as an argument; the planner knows kernels only by this file.
+A kernel may claim any consecutive nodes: one layer, a whole MLP, a whole training step. The planner receives the
+kernels as an argument and knows them only through this file.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 TRAINING_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 PRECISIONS = (*TRAINING_PRECISIONS, "fp8")
 LOSSES = ("cross_entropy", "half_sse", "mse")
-OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}  # with how many numbers each keeps for every weight
-OPTIONAL_REWRITES = ("fold", "merge", "windows", "phases", "early")  # those that a user may leave out, to compare
+OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}  # with the number of state values per weight
+OPTIONAL_REWRITES = ("fold", "merge", "windows", "phases", "early")  # rewrites that a user may leave out, to compare
 MAX_NORM = 3.4028234e38  # float32's largest
 MAX_ROWS = 2**62  # more than any memory or disk holds
 TABLES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn"}
@@ -33,18 +33,18 @@ TABLES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "floa
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be done with the network."""
+    """What to do with the network."""
 
     precision: str = "fp32"
-    batch: int = 1024  # rows the plan is priced for, all together; a compiled plan runs any number
-    loss: str = ""  # set: train. Of LOSSES; for "cross_entropy" the network's output is logits
-    optimiser: str = "sgd"  # of OPTIMISERS
+    batch: int = 1024  # total rows that the plan is estimated for; a compiled plan runs any number
+    loss: str = ""  # set: train. One of LOSSES; for "cross_entropy" the network's output is logits
+    optimiser: str = "sgd"  # one of OPTIMISERS
     without: tuple[str, ...] = ()  # rewrites to leave out, of OPTIONAL_REWRITES
-    tables: str = "fp32"  # how folded tables are stored; sums are float32, of fp8 ones float16
-    byte_scale: float = 0.0  # set: rows to train on are bytes times this
-    label_smoothing: float = 0.0  # of "cross_entropy": the share of a target that all classes have alike
+    tables: str = "fp32"  # dtype of folded tables; accumulation is float32, float16 for fp8 tables
+    byte_scale: float = 0.0  # set: training rows are bytes times this
+    label_smoothing: float = 0.0  # of "cross_entropy": the fraction of the target spread evenly over all classes
     clip_norm: float = 0.0  # set: gradients are scaled down to this norm
-    is_weighted: bool = False  # rows to train on have weights
+    is_weighted: bool = False  # training rows have weights
 
     def __post_init__(self) -> None:
         self._spell("precision", PRECISIONS)
@@ -76,27 +76,27 @@ class Job:
 
 @dataclass(frozen=True)
 class Price:
-    """The work of a claim: a part for each row and a part for each launch."""
+    """The work of a claim: a part per row and a part per launch."""
 
     row_flop: int
     row_bytes: int
-    fixed_bytes: int = 0  # weights, read (and in training written) once a launch
+    fixed_bytes: int = 0  # weights, read (and in training written) once per launch
     launches: int = 1
-    precision: str = ""  # of the flop, where it is not the job's
-    rate: float = 1.0  # share of the device's steady flop/s that the kernel reaches, for the estimate
-    turned_bytes: int = 0  # of a row's, those that are put in another order first or last: a pass of its own
-    why_slow: str = ""  # what keeps it above its floor, where no other number here tells
-    least_us: float = 0.0  # of a launch's work, however few flop and bytes: what a block does one after the other
+    precision: str = ""  # of the flop, if it is not the job's
+    rate: float = 1.0  # fraction of the device's sustained flop/s that the kernel reaches, for the estimate
+    turned_bytes: int = 0  # bytes per row that are reordered before or after: a separate pass
+    why_slow: str = ""  # what keeps it above its floor, where no other field explains it
+    least_us: float = 0.0  # minimum time of a launch's work, however small: what a block does in sequence
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
-        """No run of this work on this device is faster: its peak rates, and data in the cache where it fits."""
+        """The least time of this work on this device: peak rates, and cache bandwidth where the data fits the cache."""
         peak, nbytes = device.peak, self.row_bytes * B + self.fixed_bytes
         compute = self.row_flop * B / peak.flops[self.precision or precision]
         memory = nbytes / (peak.cache_bandwidth if nbytes <= device.cache_bytes else peak.bandwidth)
         return max(compute, memory) * 1e6 + self.launches * peak.launch_us
 
     def estimate_us(self, device: Device, precision: str, B: int) -> float:
-        """About what a run takes, in steady work: what plans are compared by."""
+        """The expected time at sustained rates: what plans are compared by."""
         compute = self.row_flop * B / (self.rate * device.flops[self.precision or precision])
         memory = (self.row_bytes * B + self.fixed_bytes) / device.bandwidth
         turned = self.turned_bytes * B / device.bandwidth
@@ -106,36 +106,36 @@ class Price:
 
 @dataclass(frozen=True)
 class Use:
-    """How a claim takes a value that it reads."""
+    """How a claim reads a value."""
 
-    layout: str = ROWS  # of plan/layout.py
-    is_read_often: bool = False  # more than once: it should not lie across a bus
+    layout: str = ROWS  # one of plan/layout.py
+    is_read_often: bool = False  # more than once: it should not be read across the bus
 
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """A kernel's yes."""
+    """A kernel's offer to run some nodes."""
 
     kernel: str
-    label: str  # the kernel with what it is made for: widths, activations
+    label: str  # the kernel with its template arguments: widths, activations
     nodes: tuple[str, ...]  # names of the claimed nodes, in order
     price: Price
     why: str
-    recipes: Mapping[str, Recipe] = field(default_factory=dict)  # weights in the layout it wants, by its own names
-    fast_bytes: int = 0  # shared memory a block, or cache a thread
-    order: str = ""  # of its sums: which terms come first, the same for every number of rows; "" where it has none
-    facts: object = None  # what the kernel itself needs to launch; opaque to the planner
-    reads: Mapping[str, Use] = field(default_factory=dict)  # the values that it takes otherwise than in rows, read once
-    gives: Mapping[str, str] = field(default_factory=dict)  # and the layouts of those that it makes otherwise
-    is_view: bool = False  # what it makes is what it reads, seen otherwise: nothing is launched
-    is_fallback: bool = False  # of a kernel that claims any layer: used only where no other kernel claims it
+    recipes: Mapping[str, Recipe] = field(default_factory=dict)  # weights in the kernel's layout, by the kernel's names
+    fast_bytes: int = 0  # shared memory per block, or cache per thread
+    order: str = ""  # the reduction order, the same for every number of rows; "" if there is no reduction
+    facts: object = None  # what the kernel needs to launch; opaque to the planner
+    reads: Mapping[str, Use] = field(default_factory=dict)  # the values that it does not read in ROWS exactly once
+    gives: Mapping[str, str] = field(default_factory=dict)  # the layouts of values that it does not write in ROWS
+    is_view: bool = False  # its output is a view of its input: nothing is launched
+    is_fallback: bool = False  # of a kernel that claims any layer: used only if no other kernel claims the layer
 
     def __post_init__(self) -> None:
         for name in ("recipes", "reads", "gives"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """For copies and other processes: a mapping that cannot be changed cannot be pickled either."""
+        """For copy and pickle: a MappingProxyType cannot be pickled."""
         values = (getattr(self, each.name) for each in fields(self))
         return Claim, tuple(dict(v) if isinstance(v, MappingProxyType) else v for v in values)
 
@@ -144,7 +144,7 @@ class Claim:
 
     @property
     def has_layouts(self) -> bool:
-        """Whether it takes or gives anything otherwise than in rows."""
+        """Whether it reads or writes any value in a layout other than ROWS."""
         return bool(self.gives) or any(use.layout != ROWS for use in self.reads.values())
 
     @property
@@ -158,7 +158,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A kernel's no, at one node, with its reason."""
+    """A kernel's refusal at one node, with its reason."""
 
     kernel: str
     node: str
@@ -174,30 +174,30 @@ class Kernel(Protocol):
     def precisions(self) -> tuple[str, ...]: ...
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """Every run of nodes beginning at net.nodes[start] that this kernel could take, or why it cannot.
+        """Every sequence of nodes beginning at net.nodes[start] that this kernel can run, or why it cannot.
 
-        A kernel that has nothing to do with the node yields nothing: silence is not a refusal.
+        A kernel that does not apply to the node yields nothing; that is not a refusal.
         """
         ...
 
 
 @runtime_checkable
 class Converter(Protocol):
-    """A kernel that moves a value from one layout to another."""
+    """A kernel that converts a value from one layout to another."""
 
     @property
     def device_kind(self) -> str: ...
 
     def conversion(self, net: Network, value: str, given: str, wanted: str, device: Device, job: Job) -> Claim | None:
-        """A claim of no nodes that reads the value in one layout and gives it in another; None if it cannot."""
+        """A claim without nodes that reads the value in one layout and writes it in another; None if it cannot."""
         ...
 
 
 @runtime_checkable
 class RecipeMaker(Protocol):
-    """A kernel that makes weights on its device, too."""
+    """A kernel that also computes weights on its device."""
 
     @property
     def makes(self) -> Mapping[str, float]:
-        """Of recipes: operation -> the share of the device's fp32 flop/s that it makes them at."""
+        """Recipe operation -> fraction of the device's fp32 flop/s at which the kernel computes it."""
         ...

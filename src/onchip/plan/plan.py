@@ -1,4 +1,4 @@
-"""A plan: which kernel takes which layers, what flows between them, and why. Data that prints itself."""
+"""A plan: which kernel runs which layers, what passes between them, and why. Data that prints itself."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from onchip.plan.slow import slow_because
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A run of layers that one kernel executes in one go."""
+    """Consecutive layers that one kernel runs together."""
 
     claim: Claim
-    inputs: tuple[str, ...]  # arrays it reads that others make: values by name, or values in a layout (layout_name)
-    outputs: tuple[str, ...]  # arrays it makes that others read
+    inputs: tuple[str, ...]  # arrays it reads: values by name, or values in a layout (layout_name)
+    outputs: tuple[str, ...]  # arrays it writes that others read
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What will run: groups of layers, each with its kernel, its price and the reason. It prints itself as a table."""
+    """What will run: groups of layers, each with its kernel, its cost and the reason. It prints itself as a table."""
 
     network: Network  # after the rewrites
     device: Device
     job: Job
     groups: tuple[Group, ...]
-    rewrites: tuple[str, ...]  # what was rewritten, a line each
+    rewrites: tuple[str, ...]  # what was rewritten, one line each
     refusals: tuple[Refusal, ...]
     fold: str = ""  # whether embeddings were folded, and why
-    left_out: tuple[str, ...] = ()  # rewrites that would not have paid, a line each
-    build_us: float = 0.0  # to make all weights that the kernels want, once, where they will be made
+    left_out: tuple[str, ...] = ()  # rewrites that would not pay, one line each
+    build_us: float = 0.0  # to compute, once, all weights that the kernels need
 
     @property
     def floor_us(self) -> float:
         return self.floor_at(self.job.batch)
 
     def floor_at(self, B: int) -> float:
-        """Microseconds that B rows take at least."""
+        """The least microseconds that B rows take."""
         return sum(g.claim.price.floor_us(self.device, self.job.precision, B) for g in self.groups)
 
     @property
@@ -54,17 +54,17 @@ class Plan:
         return self.estimate_at(self.job.batch)
 
     def estimate_at(self, B: int) -> float:
-        """Microseconds that B rows should take."""
+        """The microseconds that B rows should take."""
         return sum(g.claim.price.estimate_us(self.device, self.job.precision, B) for g in self.groups)
 
     @property
     def between_bytes(self) -> int:
-        """Bytes a row that pass through memory between groups: what fusion did not remove."""
+        """Bytes per row that pass through memory between groups: what fusion did not remove."""
         return sum(self.types[name].row_bytes for name in self.between)
 
     @functools.cached_property
     def types(self) -> Mapping[str, TensorType]:
-        """Of every array that groups read and write, as it lies in memory."""
+        """The type of every array that groups read and write, as it is stored in memory."""
         net = self.network
         found = dict(net.inputs)
         for group in self.groups:
@@ -75,8 +75,7 @@ class Plan:
 
     @property
     def is_read_often(self) -> bool:
-        """Whether a number of the network's inputs and outputs is read more than once: by several groups, or by one
-        that says so."""
+        """Whether an input or output of the network is read more than once: by several groups, or repeatedly by one."""
         ends = {*self.network.inputs, *self.network.outputs}
         reads = [self.lies_in[name] for group in self.groups for name in group.inputs if not group.claim.is_view]
         uses = ((value, use) for group in self.groups for value, use in group.claim.reads.items())
@@ -86,10 +85,10 @@ class Plan:
 
     @functools.cached_property
     def lies_in(self) -> Mapping[str, str]:
-        """Of every array that groups read and write: the one in whose memory it lies, which for most is itself.
+        """For every array that groups read and write: the array whose memory it uses, for most the array itself.
 
-        A view lies in what it is a view of. One that is an output of the network has that lie in it, unless that is an
-        input or an output itself: then it lies in memory of its own, and has to be copied there.
+        A view uses the memory of its source. A view that is a network output owns the memory and its source uses it,
+        unless the source is itself an input or output: then the view has its own memory and is copied there.
         """
         ends = {*self.network.inputs, *self.network.outputs}
         home = {name: name for group in self.groups for name in (*group.inputs, *group.outputs)}
@@ -104,20 +103,20 @@ class Plan:
 
     @functools.cached_property
     def between(self) -> tuple[str, ...]:
-        """The arrays with memory of their own that one group writes and another one reads."""
+        """The arrays with memory of their own that one group writes and another reads."""
         made = dict.fromkeys(name for group in self.groups for name in group.outputs)
         return tuple(name for name in made if name not in self.network.outputs and self.lies_in[name] == name)
 
     @property
     def rewrite_flop(self) -> int:
-        """What the weights that rewrites derived cost, once, when an engine is built."""
+        """The flop to compute the weights that rewrites derived, once, when an engine is built."""
         used = [name for node in self.network.nodes for name in node.weights.values()]
         reached = reach(used, self.network.weights).values()
         return sum(recipe.flop for recipe in {weight for weight in reached if isinstance(weight, Recipe)})
 
     @property
     def tables_unused(self) -> str:
-        """Why tables that were asked for in fewer bits are not kept so; "" if they are, or nobody asked."""
+        """Why tables that were requested in fewer bits are not stored so; "" if they are, or none were requested."""
         tables = {n.weights["weight"] for n in self.network.nodes if n.layer.has_tables}
         nbytes = DTYPE_BYTES[TABLES[self.job.tables]]
         if self.job.tables == "fp32" or any(DTYPE_BYTES[recipe.dtype] == nbytes for recipe in self._made_of(tables)):
@@ -126,11 +125,11 @@ class Plan:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights, as the kernels keep them."""
+        """Bytes of all weights, as the kernels store them."""
         return sum(group.claim.weight_bytes for group in self.groups)
 
     def _made_of(self, weights: set[str]) -> list[Recipe]:
-        """What the kernels keep of some weights, or make at once of all that such a weight is made of."""
+        """The kernels' recipes that read some weights, or that derive in one step from all sources of such a weight."""
         found = []
         for recipe in (recipe for group in self.groups for recipe in group.claim.recipes.values()):
             is_nested = any(isinstance(source, Recipe) for source in recipe.sources)
@@ -143,16 +142,16 @@ class Plan:
         return any(self._origins(name) <= made_of for name in weights)
 
     def _origins(self, weight: str | Recipe) -> set[str | Recipe]:
-        """The arrays, and what is drawn, at the beginning of a weight."""
+        """The arrays, and the recipes without sources, that a weight is derived from."""
         reached = reach([weight], self.network.weights).items()
         return {name for name, found in reached if not isinstance(found, Recipe) or not found.sources}
 
     def kept_bytes(self, weights: set[str]) -> int:
-        """Bytes of what the kernels keep of some weights."""
+        """Bytes of what the kernels store for some weights."""
         return sum(recipe.nbytes for recipe in self._made_of(weights))
 
     def slow_because(self, group: Group) -> str:
-        """Why a group should take more than twice its floor; "" if it should not."""
+        """Why a group is estimated at more than twice its floor; "" if it is not."""
         return slow_because(group.claim, self.device, self.job, self.refusals)
 
     def to_dict(self) -> dict[str, object]:
@@ -193,7 +192,7 @@ class Plan:
 
     @property
     def without_kernel(self) -> tuple[str, ...]:
-        """The layers that no kernel of the device takes yet: with any, the plan cannot run."""
+        """The layers that no kernel of the device runs yet. A plan with any cannot run."""
         return tuple(name for group in self.groups if not group.claim.kernel for name in group.claim.nodes)
 
     @property
@@ -202,7 +201,7 @@ class Plan:
         title = f"{self.network.name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"
         if missing := self.without_kernel:
             more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
-            # A kernel trains a network as a whole: which layer is the reason is said where it is refused.
+            # A kernel trains a network as a whole: the refusal names the layer.
             title += f": cannot run, no kernel {'trains it' if self.job.is_training else f'takes {missing[0]}{more}'}"
         return printable(title)
 
@@ -217,7 +216,7 @@ class Plan:
         return f"<p>{escaped(self.title)}</p>{html_table(*self._table())}<ul>{remarks}</ul>"
 
     def text(self, width: int) -> str:
-        """As it prints itself where that fits `width` columns; else a paragraph a group, in lines of that width."""
+        """The printed plan if it fits `width` columns; else a paragraph per group, wrapped to that width."""
         if max(map(len, str(self).splitlines())) <= width:
             return str(self)
         _, rows = self._table()
@@ -241,7 +240,7 @@ class Plan:
         return head, rows
 
     def _remarks(self) -> list[str]:
-        """All that stands below the table, a line each."""
+        """The lines below the table."""
         build_flop = sum(group.claim.build_flop for group in self.groups) + self.rewrite_flop
         weights = f"{self.weight_bytes / 1024:,.0f} KiB of weights, {build_flop:,} flop to build them"
         whole = f"floor {format_us(self.floor_us)}, estimate {format_us(self.estimate_us)}"
@@ -265,7 +264,7 @@ def format_us(us: float) -> str:
 
 
 def layout_name(net: Network, value: str, layout: str) -> str:
-    """What an array is called that is a value in one of its layouts: as the value itself where it lies in rows."""
+    """The name of the array that holds a value in a layout: for ROWS, the value's own name."""
     if layout == ROWS:
         return value
     name = f"{value}:{layout}"
@@ -275,14 +274,14 @@ def layout_name(net: Network, value: str, layout: str) -> str:
 
 
 def values_read(net: Network, claim: Claim) -> list[str]:
-    """The values that a claim's nodes read and others make, in the order of reading."""
+    """The values that a claim's nodes read and other nodes compute, in the order of reading."""
     inside = set(claim.nodes)
     found = (value for name in claim.nodes for value in net.by_name[name].inputs)
     return [value for value in dict.fromkeys(found) if value not in inside]
 
 
 def groups_of(net: Network, claims: Sequence[Claim]) -> tuple[Group, ...]:
-    """The claims with the arrays that they read and write. A claim without nodes moves a value to another layout."""
+    """The claims with the arrays that they read and write. A claim without nodes converts a value to another layout."""
     read_outside = set(net.outputs)
     reads = [values_read(net, claim) for claim in claims]
     read_outside.update(*reads)

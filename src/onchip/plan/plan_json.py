@@ -1,14 +1,14 @@
-"""A plan as JSON: what another process, or another day, needs to run the same kernels over the same weights.
+"""A plan as JSON: what another process, now or later, needs to run the same kernels over the same weights.
 
 {"version": 3, "device": {...}, "job": {...}, "network": {...}, "recipes": {"a+b.weight": {...}},
  "groups": [{"kernel": "mlp_fused", "label": "mlp_fused<4,3>", "layers": ["a+b"], "order": "k in order"}],
  "rewrites": [...], "refusals": [...], "fold": "", "left_out": [...]}
 
-A group that takes or gives values in other layouts than rows says which ("reads", "gives"); one without layers moves a
-value from one layout to another.
+A group lists the values that it reads or writes in layouts other than ROWS ("reads", "gives"). A group without layers
+converts a value from one layout to another.
 
-The choice is written down, not how a kernel carries it out: that is asked of the kernel again, and it is an error if it
-would do something else now. Weights that are numbers stand elsewhere; those that are still to be made are recipes.
+The JSON records the choice, not its launch details: the kernel is queried for these again, and a different answer is an
+error. Weights given as arrays are stored elsewhere; derived weights are stored as recipes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from onchip.plan.layout import ROWS
 from onchip.plan.plan import Plan, groups_of
 
 VERSION = 3
-# "module:function", but no module that does something when it is imported.
+# "module:function", and no module with side effects on import.
 _OPERATION = re.compile(r"([a-z][a-z0-9_]*\.)*[a-z][a-z0-9_]*:[a-z][a-z0-9_]*")
 
 
@@ -52,7 +52,7 @@ def plan_to_json(plan: Plan) -> str:
 
 
 def recipes_to_json(net: Network) -> str:
-    """The weights that are still to be made, by name."""
+    """The derived weights, by name."""
     recipes = {name: weight for name, weight in sorted(_reached(net).items()) if isinstance(weight, Recipe)}
     return json.dumps({name: _recipe_to_json(recipe) for name, recipe in recipes.items()})
 
@@ -63,12 +63,12 @@ def plan_digest(plan: Plan) -> str:
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
-    """What planning needs to choose the same plan for the same network on another day: rates, which are measured."""
+    """What planning needs to choose the same plan for the same network later: the measured rates."""
     return {"kind": plan.device.kind, "device": _device_to_json(plan.device), "sha256": plan_digest(plan)}
 
 
 def recorded_kind(record: Any) -> str:
-    """Of a plan_record that a file holds, the kind of device; FormatError if it is no such record."""
+    """The kind of device in a plan_record read from a file; FormatError if it is no such record."""
     fields(record, ("kind", "device", "sha256"), "its plan")
     if record["kind"] not in ("cpu", "cuda"):
         raise FormatError("the kind of its device does not fit", got=name_of(record["kind"]), expected="cpu or cuda")
@@ -76,10 +76,10 @@ def recorded_kind(record: Any) -> str:
 
 
 def recorded_device(record: Any, here: Device) -> Device:
-    """Of such a record, the device, which must be of the kind that is here; FormatError if it is none."""
+    """The device in a plan_record, which must be of the same kind as `here`; FormatError if it is no device."""
     told, like = record["device"], _device_to_json(here)
     fields(told, tuple(like), "its device")
-    # On a GPU these decide what a kernel may take; on a CPU they only decide what is quick.
+    # On a GPU these decide what a kernel can run; on a CPU they only affect speed.
     same = ("kind", "arch", "vector_bytes", *(("units", "fast_bytes") if here.kind == "cuda" else ()))
     if other := [name for name in same if told[name] != like[name]]:
         got, expected = (f"{other[0]}: {show(device[other[0]])}" for device in (like, told))
@@ -92,7 +92,7 @@ def recorded_device(record: Any, here: Device) -> Device:
 
 
 def _check_like(told: Any, like: Any, where: str) -> None:
-    """FormatError unless a value of a file has the form of this one, and a number about its size."""
+    """FormatError unless a value from a file has the form of `like`, and a number is within a factor of 1024 of it."""
     if isinstance(like, dict):
         fields(told, tuple(like), where)
         for name, value in like.items():
@@ -107,12 +107,12 @@ def _check_like(told: Any, like: Any, where: str) -> None:
 
 
 def given_weights(net: Network) -> dict[str, Array]:
-    """The weights that a plan's JSON does not hold: those that are numbers already."""
+    """The weights that a plan's JSON does not hold: those given as arrays."""
     return {name: w for name, w in _reached(net).items() if not isinstance(w, Recipe)}
 
 
 def _reached(net: Network) -> dict[str, Weight]:
-    """The weights that the layers use, and those that these are made of, in the network's order."""
+    """The weights that the layers use, and their sources, in the network's order."""
     reached = reach([name for node in net.nodes for name in node.weights.values()], net.weights)
     return {name: weight for name, weight in net.weights.items() if name in reached}
 
@@ -156,7 +156,7 @@ def _claim(
     net: Network, places: Mapping[str, int], entry: Mapping[str, Any], device: Device, job: Job,
     kernels: Sequence[Kernel],
 ) -> Claim:  # fmt: skip
-    """The claim of a group, as its kernel makes it now; `places` are those of the nodes."""
+    """The claim of a group, as its kernel offers it now. `places` maps node names to their indices."""
     name, layers = entry["kernel"], tuple(entry["layers"])
     start = places.get(layers[0], -1) if layers else -1
     if not name and start >= 0:
@@ -181,7 +181,7 @@ def _claim(
 
 
 def _group_to_json(claim: Claim) -> dict[str, Any]:
-    """Which kernel takes which layers, in which order it adds up, and how what does not lie in rows lies."""
+    """The kernel, its layers, its reduction order, and the layouts of values that are not in ROWS."""
     told = {"kernel": claim.kernel, "label": claim.label, "layers": claim.nodes, "order": claim.order}
     reads = {value: use.layout for value, use in claim.reads.items() if use.layout != ROWS or not claim.nodes}
     return told | {key: found for key, found in (("reads", reads), ("gives", dict(claim.gives))) if found}
@@ -220,5 +220,5 @@ def _recipe_from_json(entry: Mapping[str, Any]) -> Recipe:
 
 
 def _as_tuple(value: Any) -> Any:
-    """JSON has lists where an attribute has tuples."""
+    """Lists to tuples: JSON has no tuples."""
     return tuple(map(_as_tuple, value)) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""From a network to a plan: rewrites that pay, and the cheapest cover of what they leave."""
+"""From a network to a plan: the rewrites that pay, then the cheapest cover of the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onchip.plan.kernel import PRECISIONS, Job, Kernel
 from onchip.plan.plan import Plan, format_us
 from onchip.plan.rewrites import PRICED, drop_idle, narrow_values, rewrite
 
-MAX_LAYERS = 1 << 14  # planning takes a second or two there
+MAX_LAYERS = 1 << 14  # planning takes a second or two at this size
 _MANY_ROWS = 1 << 40  # more than any job
 
 
@@ -23,7 +23,7 @@ def make_plan(
 ) -> Plan:
     """Rewrite the network, then cover it with kernel claims at the lowest cost. Computes no weight, touches no device.
 
-    whole  a layer that no kernel takes is a PlanError; else it stands in the plan with its floor and no kernel
+    whole  a layer that no kernel claims is a PlanError; else the plan lists it with its floor and no kernel
     """
     job = job or Job()
     if len(net.nodes) > MAX_LAYERS:
@@ -37,7 +37,7 @@ def make_plan(
             expected=", ".join(device.flops),
             hint=f"precision {next(iter(device.flops))}",
         )
-    if job.is_training:  # weights stay as they are: they are what is trained
+    if job.is_training:  # no rewrite of weights: they are what is trained
         net, dropped = drop_idle(net)
         return cover(net, device, kernels, job, tuple(dropped), whole)
 
@@ -61,9 +61,9 @@ def make_plan(
 
 
 def _choose(plan_without: Callable[..., Plan | PlanError], used: Sequence[str]) -> Plan:
-    """The plan of every rewrite that pays: one after the other, each with those before it that paid against without it.
+    """The plan with every rewrite that pays: each is compared with and without, given those before it that paid.
 
-    used  the rewrites that can be priced and find something to do here
+    used  the rewrites that can be estimated and that apply here
     """
     best, left = plan_without(), list[str]()
     answers: dict[str, tuple[bool, str]] = {}
@@ -71,7 +71,7 @@ def _choose(plan_without: Callable[..., Plan | PlanError], used: Sequence[str]) 
         other = plan_without(*left, name)
         if isinstance(best, PlanError):
             pays, why = isinstance(other, PlanError), best.what
-        elif name in ("last", "narrow", "beside"):  # no work but another order or size of what is made: nothing to tell
+        elif name in ("last", "narrow", "beside"):  # same work in another order or dtype: no reason to print
             pays, why = isinstance(other, PlanError) or best.estimate_us < other.estimate_us, ""
         else:
             pays, why = _pays(best, other, has_tables=name == "tables")
@@ -87,7 +87,7 @@ def _choose(plan_without: Callable[..., Plan | PlanError], used: Sequence[str]) 
 
 
 def _told(plan: Plan, answers: dict[str, tuple[bool, str]]) -> Plan:
-    """The plan, with why each rewrite was done or left out."""
+    """The plan, with why each rewrite was applied or left out."""
     lines = []
     for name, (pays, why) in answers.items():
         if name == "tables":
@@ -98,19 +98,19 @@ def _told(plan: Plan, answers: dict[str, tuple[bool, str]]) -> Plan:
 
 
 def _pays(full: Plan, other: Plan | PlanError, has_tables: bool) -> tuple[bool, str]:
-    """Whether a rewrite is done sooner with all of the job's rows, building included; and where that would change.
+    """Whether a rewrite lowers the total time of the job's rows, building included; and from how many rows on.
 
-    It is work once for less work a row, so it pays from some number of rows on.
+    It trades work once for less work per row, so it pays from some number of rows on.
 
-    full, other  the plans with the rewrite and without
-    has_tables   it makes tables. All that it takes to build them counts; of other weights, which are written in some
-                 order anyway, only the products, and not those that take less than a launch: no estimate is that exact
+    full, other  the plans with and without the rewrite
+    has_tables   it derives tables: their whole build time counts. Other weights are repacked anyway, so only the flop
+                 to derive them count, minus a launch: no estimate is more exact than that
     """
     if isinstance(other, PlanError):
         return True, other.what
     device, job = full.device, full.job
     needed = full.network.weight_bytes
-    if 0 < device.memory_bytes // 2 < needed and needed > other.network.weight_bytes:  # 0: the machine does not say
+    if 0 < device.memory_bytes // 2 < needed and needed > other.network.weight_bytes:  # 0: unknown
         taken = f"{_size(needed)} of the {_size(device.memory_bytes)} that {device.name} has"
         return False, f"all weights would take {taken}, more than half"
     flop = full.rewrite_flop - other.rewrite_flop

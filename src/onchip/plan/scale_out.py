@@ -1,9 +1,9 @@
-"""How long a job should take on several devices, and what holds it up: a prediction, made of the plan's estimates.
+"""Predicted time of a job on several devices, and its bottleneck, from the plan's estimates.
 
-Nothing here is measured on a cluster: kernels and buses are the plan's, the rest is assumed and printed as such. Chunks
-are dealt on demand, so devices work side by side until the last ones. Starting does not get shorter with more of them.
-Derived weights every GPU makes for itself: that takes less than to bring them to it. The CPUs of a machine make them
-together, and machines share that work, too, where the exchange is cheaper.
+Nothing here is measured on a cluster: kernel and bus times come from the plan; the rest is assumed and printed as such.
+Chunks are assigned on demand, so devices stay busy until the last ones. Startup time does not shrink with more devices.
+Every GPU computes derived weights for itself: that is faster than sending them. The CPU ranks of a machine compute them
+together, and machines share that work where the exchange is cheaper.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from onchip.plan.host_call import call_us
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights
 
-START_S = 3.0  # assumed: until ranks are started, know each other and have loaded their kernels
-NETWORK_BANDWIDTH = 12.5e9  # assumed, bytes/s a machine: 100 Gbit/s
-FILE_BANDWIDTH = 2e9  # assumed, bytes/s a machine: of a shared file system
+START_S = 3.0  # assumed: until ranks have started, connected and loaded their kernels
+NETWORK_BANDWIDTH = 12.5e9  # assumed, bytes/s per machine: 100 Gbit/s
+FILE_BANDWIDTH = 2e9  # assumed, bytes/s per machine: a shared file system
 MOST = 1 << 16  # machines, and GPUs
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of a job on so many machines with so many devices each."""
+    """Seconds of a job on a number of machines with a number of devices each."""
 
     nodes: int
-    devices: int  # all together
-    start_s: float  # of the ranks; one process needs none
-    weights_s: float  # to bring the stored ones to every machine, and to make the derived ones
+    devices: int  # in total
+    start_s: float  # of the ranks; 0 for one process
+    weights_s: float  # to send the stored weights to every machine, and to compute the derived ones
     kernels_s: float
-    bus_s: float  # rows to the device and back; at the same time as kernels
-    files_s: float  # rows from the file system and back; at the same time as kernels
-    making: str  # of derived weights: who makes which
+    bus_s: float  # rows to the device and back; overlaps with kernels
+    files_s: float  # rows from the file system and back; overlaps with kernels
+    making: str  # which ranks compute which derived weights
 
     @property
     def seconds(self) -> float:
@@ -43,7 +43,7 @@ class Prediction:
 
     @property
     def bottleneck(self) -> str:
-        """What takes the largest part."""
+        """The largest part."""
         parts = {
             "starting ranks": self.start_s, "weights": self.weights_s, "kernels": self.kernels_s,
             "the bus": self.bus_s, "the file system": self.files_s,
@@ -52,11 +52,11 @@ class Prediction:
 
 
 def predict(plan: Plan, rows: int, nodes: int = 1, devices_per_node: int = 1, threads: int | None = None) -> Prediction:
-    """A prediction for so many machines with so many GPUs each.
+    """A prediction for `nodes` machines with `devices_per_node` GPUs each.
 
-    On CPUs devices are the ranks of a machine, which share its cores.
+    On CPUs, devices are the ranks of a machine, which share its cores.
 
-    threads  of a rank, on a CPU; None: all cores are in use
+    threads  per rank, on a CPU; None: all cores are in use
     """
     for what, got in (("nodes", nodes), ("GPUs a node", devices_per_node)):
         if not 1 <= got <= MOST:
@@ -88,12 +88,12 @@ def predict(plan: Plan, rows: int, nodes: int = 1, devices_per_node: int = 1, th
 
 
 def pays_to_exchange(make_us: float, nbytes: int, machines: int) -> bool:
-    """Whether machines should each make some rows of a weight and exchange them, or each all of it."""
+    """Whether each machine should compute a slice of a weight and exchange it, rather than compute all of it."""
     return make_us / machines + nbytes / NETWORK_BANDWIDTH * 1e6 < make_us
 
 
 def choose_ranks(plan: Plan, rows: int, devices: int) -> tuple[int, str]:
-    """How many of so many devices of this machine to use, and why: a small job is done sooner by fewer."""
+    """How many of this machine's devices to use, and why: a small job finishes sooner on fewer."""
     found = [predict(plan, rows, 1, count) for count in range(1, devices + 1)]
     best = min(found, key=lambda each: each.seconds)
     other = found[-1] if best.devices == 1 else found[0]

@@ -1,4 +1,4 @@
-"""Why a group should take more than twice its floor: one line, of what its claim and the refusals beside it know."""
+"""Why a group is estimated at more than twice its floor: one line, from its claim and the refusals at its node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SLOW = 2.0  # times the floor
 
 
 def slow_because(claim: Claim, device: Device, job: Job, refusals: Sequence[Refusal]) -> str:
-    """What most of the time is beside the floor; "" where that is near enough. Of a GPU's kernels only."""
+    """What takes most of the time above the floor; "" if the estimate is near the floor. GPU kernels only."""
     price, given = claim.price, (device, job.precision, job.batch)
     floor_us, estimate_us = price.floor_us(*given), price.estimate_us(*given)
     if device.kind != "cuda" or estimate_us <= SLOW * floor_us:

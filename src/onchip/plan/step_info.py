@@ -1,4 +1,4 @@
-"""What a plan does with B rows, a line a step: for a profiler to hold against what it measures."""
+"""What a plan does with B rows, one line per step: for a profiler to compare with its measurements."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from onchip.plan.plan import Plan
 
 @dataclass(frozen=True)
 class StepInfo:
-    """A group of layers that one kernel takes, and its work on B rows."""
+    """A group of layers that one kernel runs, and its work on B rows."""
 
-    label: str  # the kernel with what it is made for, as the plan prints it
+    label: str  # the kernel with its template arguments, as the plan prints it
     layers: tuple[str, ...]
     nbytes: int  # moved: rows, and the weights once
     flop: int
@@ -20,7 +20,7 @@ class StepInfo:
 
 
 def steps_of(plan: Plan, B: int) -> tuple[StepInfo, ...]:
-    """The steps in the order in which they run."""
+    """The steps in execution order."""
     infos = []
     for claim in (group.claim for group in plan.groups):
         price, given = claim.price, (plan.device, plan.job.precision, B)

@@ -1,4 +1,4 @@
-"""Backend and Bound: all that the house knows of a device that runs."""
+"""Backend and Bound: the protocols that every device implements."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ if TYPE_CHECKING:
 class Backend(Protocol):
     @property
     def asked(self) -> tuple[str, int | None]:
-        """The device's name and the number of threads by which find_device finds it again."""
+        """The device name and thread count that find_device needs to find it again."""
         ...
 
     def bind(self, plan: Plan, debug: bool = False) -> Bound:
-        """Make a plan ready: compile its kernels, evaluate its recipes."""
+        """Prepare a plan: compile its kernels, evaluate its recipes."""
         ...
 
 
 class Bound(Protocol):
-    """A plan that is ready to run: all that an engine or a training run knows of a device."""
+    """A plan that is ready to run: the interface between a device and an engine or training run."""
 
     @property
     def checks_ids(self) -> bool:
-        """Whether its kernels look at ids before they look them up, and `run` raises what they found."""
+        """Whether the kernels check ids before the lookup, so that `run` raises on a bad one."""
         ...
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
-        """Run the network on B rows of the host, by name; returns when the outputs are complete."""
+        """Run the network on B rows of host memory, by name; returns when the outputs are complete."""
         ...
 
     def run_like(self, x: Any) -> Run | None:
-        """How arrays of x's kind are run where they lie, if that is the device's own memory."""
+        """A function that runs arrays of x's type in place, if they are in the device's own memory."""
         ...
 
     def quick_call(self) -> Callable[[tuple[Any, ...], Any], Any] | None:
-        """A quicker way for few rows of the host, if there is one: of inputs and `out` what a call gives, or None if
-        they need to be looked at more closely. Only for networks without ids whose inputs and outputs all differ.
+        """A fast path for few host rows, if there is one. It maps inputs and `out` to the result of a call, or to None
+        if the arrays need the full checks. Only for networks without ids whose inputs and outputs are all distinct.
         """
         ...
 
     def wait(self) -> None:
-        """Return when earlier work on the device's own arrays is done; raise what its kernels found."""
+        """Return when earlier work on the device's own arrays is done; raise the errors that its kernels reported."""
         ...
 
     def steps(self, B: int) -> tuple[StepInfo, ...]:
-        """What is run, in order, and its work on B rows."""
+        """The launched steps, in order, with their work on B rows."""
         ...
 
     def together(self, count: int) -> int:
-        """Of a plan for training: how many of so many networks like its own it trains at a time."""
+        """For a training plan: how many of `count` networks of the same shape train at a time."""
         ...
 
     def trainers(
         self, networks: Sequence[Network], x: Array, y: Array, row_weights: Sequence[Array | None],
         orders: Sequence[int], shared: SharedData,
     ) -> TrainerTeam:  # fmt: skip
-        """Of a plan for training: runs on rows x (n, D_in) with targets y, as many as `together` says.
+        """For a training plan: training runs on rows x (n, D_in) with targets y, as many as `together` returns.
 
-        networks  like the plan's own, but for their weights
-        row_weights  of each network: (n,) float32, or None: all are 1
-        orders    the rows of all orders that they will be trained or judged on
-        shared    with other runs on the same rows
+        networks     same shape as the plan's, with their own weights
+        row_weights  per network: (n,) float32, or None for all ones
+        orders       row counts of all orders that they will train or evaluate on
+        shared       data shared with other runs on the same rows
         """
         ...

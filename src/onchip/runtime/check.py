@@ -1,4 +1,4 @@
-"""Every device and every precision held against the float64 reference."""
+"""Compare every device and precision with the float64 reference."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from onchip.runtime.engine import Engine, compile
 from onchip.runtime.io.row_sources import random_inputs
 
 FACTOR, ULPS = 2, 4  # allowed: FACTOR times the naive error and ULPS units in the last place
-BATCHES = (1, 2, 7)  # a row must come out the same, to the bit, in batches of these sizes
-MOST_NUMBERS = 1 << 25  # of the largest value: the reference keeps all of them, in float64
-MOST_FLOP = 1 << 37  # of all rows: a few seconds in float64
-MAX_BATCHED_ROWS = 1000  # batches of 1 over more rows than this would only take longer
+BATCHES = (1, 2, 7)  # a row must be bit-identical in batches of these sizes
+MOST_NUMBERS = 1 << 25  # elements of the largest value: the reference keeps every value, in float64
+MOST_FLOP = 1 << 37  # over all rows: a few seconds in float64
+MAX_BATCHED_ROWS = 1000  # batches of 1 over more rows only take longer
 
-FOLDED_ROWS = 1 << 40  # a job for which tables always pay
+FOLDED_ROWS = 1 << 40  # a batch for which folded tables always pay
 
 MEASURE = "max |y - truth| / max |truth|"
 
 # The naive run: NumPy, one operation at a time, rounding to this type after each. NumPy has no tf32 (float32
-# with a 10-bit mantissa), so its yardstick is the float32 run and its ulp carries the allowance.
+# with a 10-bit mantissa), so its baseline is the float32 run and the larger ulp is the allowance.
 NAIVE_DTYPE = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
 DTYPE_ULP = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2}
 ULP = {"fp32": 2.0**-23, "tf32": 2.0**-10, "bf16": 2.0**-7, "fp16": 2.0**-10, "fp8": 2.0**-3}
@@ -47,7 +47,7 @@ class CheckRow:
     error: float | None  # None where there is no engine
     naive_error: float
     naive_dtype: str
-    unequal_batch: int | None  # the first batch size at which a row's bits changed
+    unequal_batch: int | None  # the first batch size at which a row's bits differ
     reason: str  # why there is no engine
 
     @property
@@ -56,7 +56,7 @@ class CheckRow:
 
     @property
     def ratio(self) -> float | None:
-        """Of the naive error; None where there is no engine or the naive run is exact."""
+        """Relative to the naive error; None if there is no engine or the naive run is exact."""
         return self.error / self.naive_error if self.error is not None and 0 < self.naive_error < math.inf else None
 
     @property
@@ -77,21 +77,21 @@ class CheckReport:
     @property
     def passed(self) -> bool:
         verdicts = {row.verdict for row in self.checks}
-        return "ok" in verdicts and "FAIL" not in verdicts  # where nothing could be checked, nothing has passed
+        return "ok" in verdicts and "FAIL" not in verdicts  # if nothing could be checked, nothing passes
 
 
 def check_network(
     net: Network, rows: int | None = None, seed: int = 0, on_progress: Callable[[float, str], None] | None = None,
     tables: str = "fp32",
 ) -> CheckReport:  # fmt: skip
-    """Compare every engine that can be made here with the reference, on random rows.
+    """Compare every engine that this machine can run with the reference, on random rows.
 
-    rows         1000 if not given, fewer of rows that are very long, or of a large network
-    on_progress  called before each comparison with the part that is done and what comes next
-    tables       how folded tables are kept. In fewer bits: embeddings are folded as for very many rows, and the naive
-                 run has tables that were rounded once
+    rows         default 1000; fewer for very long rows or a large network
+    on_progress  called before each comparison with the fraction done and the next device and precision
+    tables       storage type of folded tables. Below fp32, embeddings are folded as for a very large batch, and the
+                 naive run uses tables rounded once
     """
-    Job(tables=tables)  # an unknown kind is refused before minutes of work
+    Job(tables=tables)  # refuse an unknown type before minutes of work
     if rows is None:
         longest = max(given.row_size for given in (*net.inputs.values(), *net.types.values()))
         flop = sum(net.row_flop(node) for node in net.nodes)
@@ -100,7 +100,7 @@ def check_network(
         raise InputError("bad number of rows", got=str(rows), expected="at least 1", hint="--rows 1000")
     if seed < 0:
         raise InputError("bad seed", got=str(seed), expected="at least 0")
-    _ = net.output  # one is compared: say so before any work
+    _ = net.output  # exactly one output is compared: fail before any work
     x = tuple(source.read(0, rows) for source in random_inputs(net, rows, seed))
     net = reference.with_arrays(net)
     few, few_x = reference.with_used_tokens(net, x)
@@ -119,9 +119,9 @@ def check_network(
 
 
 def with_rounded_tables(net: Network, tables: str) -> Network:
-    """The network with its embeddings folded, in float32, and the tables rounded as `tables` says.
+    """The network with its embeddings folded in float32 and the tables rounded to `tables`.
 
-    A part of a vocabulary is rounded as all of it is: factors of fp8 are powers of two.
+    A slice of a vocabulary rounds like the whole: fp8 scales are powers of two.
     """
     folded, _ = rewrite(net)
     rounded: dict[str, Weight] = {}
@@ -135,7 +135,7 @@ def with_rounded_tables(net: Network, tables: str) -> Network:
 
 
 def _naive(net: Network, x: tuple[Array, ...], truth: Array, dtype: str) -> tuple[float, str]:
-    """The error of the naive run, and its dtype: the network's own where that is narrower."""
+    """The error of the naive run and its dtype: the network's own where that is narrower."""
     own = [given.dtype for given in net.types.values() if "float" in given.dtype]
     narrowest = min([dtype, *own], key=lambda name: DTYPE_BYTES[name])
     return scaled_error(reference.forward(net, x, narrowest), truth), narrowest
@@ -156,13 +156,13 @@ def _check_one(
 
 
 def _reason(error: OnchipError) -> str:
-    # The device itself is there: what it refuses is the precision, which stands in `expected`, or to go on at all.
+    # The device exists. It refuses the precision (then `expected` lists those it has) or refuses to run at all.
     refuses = isinstance(error, DeviceError) and error.expected
     return f"the device computes in {error.expected}" if refuses else error.what
 
 
 def scaled_error(got: Array, truth: Array) -> float:
-    """max |got - truth| / max |truth|. The same NaN or infinity in both is no error, one in either alone is inf."""
+    """max |got - truth| / max |truth|. The same NaN or infinity in both counts as 0; in only one of them, as inf."""
     got = got.astype(np.float64)
     with np.errstate(invalid="ignore"):
         difference = np.abs(got - truth)
@@ -174,7 +174,7 @@ def scaled_error(got: Array, truth: Array) -> float:
 
 
 def unequal_batch(engine: Engine, x: tuple[Array, ...], whole: Array) -> int | None:
-    """The first batch size of BATCHES in which a row does not come out bit for bit as it did in `whole`."""
+    """The first size in BATCHES at which a row is not bit-identical to the same row of `whole`."""
     whole = whole[:MAX_BATCHED_ROWS]
     for size in BATCHES:
         for start in range(0, len(whole), size):

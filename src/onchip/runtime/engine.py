@@ -1,4 +1,4 @@
-"""compile: a network becomes an engine, a function from arrays to arrays on one device."""
+"""compile: turn a network into an engine, a function from arrays to arrays on one device."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 
 class _Wanted:
-    """An input or output of a network, and what is asked about it in every call."""
+    """An input or output of a network, with the facts that every call checks."""
 
     def __init__(self, name: str, given: TensorType) -> None:
         self.name, self.type = name, given
         self.row_shape, self.dtype = given.row_shape, numpy_dtype(given.dtype)
 
     def fits(self, x: Any) -> bool:
-        """Whether x is an array of such rows as it stands."""
+        """Whether x is such an array and needs no conversion."""
         if type(x) is not np.ndarray or x.dtype is not self.dtype:
             return False
         return x.ndim > 0 and x.shape[1:] == self.row_shape and x.flags.c_contiguous
@@ -52,27 +52,27 @@ class _Wanted:
 class Engine:
     """A compiled network. Call it with (B, ...) rows; a row's result never depends on its batch.
 
-    It can be copied and pickled: the plan and the weights travel. The copy gives the same bits, or it is an error to
-    load it: on another kind of device, or by an onchip whose kernels do not take what the plan says. To load a
-    pickle is to run whatever it says, so load none that you do not trust; a network alone is better saved as a file.
+    It can be copied and pickled, with its plan and weights. The copy computes the same bits; loading it raises an error
+    on another kind of device, or if this version's kernels do not accept the plan. Loading a pickle runs arbitrary
+    code, so only load pickles that you trust; prefer saving the network to a file.
     """
 
     def __init__(self, plan: Plan, backend: Backend, chosen: str, debug: bool = False) -> None:
         self.plan = plan
-        self.chosen = chosen  # the device and, for "auto", why
+        self.chosen = chosen  # the device and, for "auto", the reason
         self._backend, self._debug = backend, debug
         net = plan.network
         self._inputs = [_Wanted(name, given) for name, given in net.inputs.items()]
         self._outputs = [_Wanted(name, net.types[name]) for name in net.outputs]
         self._id_limits = id_limits(net)
-        # Outputs that may be read as ids on the way: nobody else may write to them before they are.
+        # Outputs that the network also reads as ids: no other thread may write to them before that.
         self._ids_made = {name for name in net.outputs if net.types[name].dtype in ID_DTYPES and net.readers(name)}
-        # Nothing is handed on and nothing asked for twice: every output is made by the backend, where it is wanted.
+        # Every output is distinct and computed by the backend directly into its destination.
         are_apart = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
         self._is_plain = are_apart and not self._ids_made
         self._bound = backend.bind(plan, debug)
         self._quick_call = self._bound.quick_call() if self._is_plain else None
-        self._runs: dict[type, Run | None] = {np.ndarray: None}  # by the type of the first input; None: the host's
+        self._runs: dict[type, Run | None] = {np.ndarray: None}  # by the type of the first input; None: host arrays
 
     @property
     def input(self) -> TensorType:
@@ -83,20 +83,21 @@ class Engine:
         return self.plan.network.output
 
     def __call__(self, /, *rows: Any, out: Any = None, **named: Any) -> Any:
-        """Run the network: an array for each of its inputs, in order or by name, to an array or a tuple of its outputs.
+        """Run the network: one array per input, by position or name; returns one array, or a tuple of several outputs.
 
         rows   (B, ...) of the input's type, row-major (others are copied once)
-        out    (B, ...) of the output type, overwritten; made if not given; a tuple for several outputs
-        named  inputs by their names: engine(tokens, mask=mask)
+        out    (B, ...) of the output type, overwritten; allocated if not given; a tuple for several outputs
+        named  inputs by name: engine(tokens, mask=mask)
 
-        NumPy in, NumPy out: returns when the results are there. CPU tensors of torch give CPU tensors, nested lists
-        and data frames give NumPy. Rows of another numeric dtype are converted, which is reported once; it is an
-        error where a value does not fit. An engine on a GPU also takes arrays that lie there
-        (torch, CuPy, JAX, `__cuda_array_interface__`, `__dlpack__`; row-major): it launches on the caller's stream and
-        returns at once, and what it makes is of the same kind. Keep the engine while such work runs in a graph. An
-        array that does not begin at a multiple of 16 bytes is copied once, on the GPU. No gradient passes through.
-        Ids that lie there are looked at by the kernels: one that is in no table is an InputError of the next call, or
-        of `wait`.
+        NumPy in, NumPy out: the call returns when the results are complete. CPU tensors of torch return CPU tensors;
+        nested lists and data frames return NumPy. Rows of another numeric dtype are converted, with one message; a
+        value that does not fit is an error.
+
+        An engine on a GPU also accepts GPU arrays (torch, CuPy, JAX, `__cuda_array_interface__`, `__dlpack__`;
+        row-major). It launches on the caller's stream, returns at once, and returns arrays of the same kind. Keep the
+        engine alive while a captured graph uses it. An array that is not 16-byte aligned is copied once, on the GPU.
+        No gradient passes through. The kernels check ids in GPU arrays: an id outside its table raises an InputError
+        in the next call, or in `wait`.
         """
         if named:
             rows = self._in_order(rows, named)
@@ -133,7 +134,7 @@ class Engine:
             made = self._check_outs(out, inputs.values(), B, tensors)
         if not self._bound.checks_ids:
             for name, limit in self._id_limits.items():
-                # Our own copy: the kernels look up what was checked, whatever other threads write to the caller's.
+                # A private copy: other threads may write to the caller's after the check.
                 inputs[name] = inputs[name].copy()
                 check_token_ids(inputs[name], limit, name=name)
         if B and self._is_plain:
@@ -146,7 +147,7 @@ class Engine:
         return results if len(results) > 1 else results[0]
 
     def _in_order(self, rows: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """The inputs in the network's order: by position first, then by name, as Python's arguments."""
+        """The inputs in the network's order: by position first, then by name, like Python arguments."""
         names = [wanted.name for wanted in self._inputs]
         net, expected = self.plan.network.name, self._input_types()
         for name in named:
@@ -171,35 +172,35 @@ class Engine:
         return convert_rows(x, wanted.name, wanted.type, net.name, meaning)
 
     def warm_up(self) -> None:
-        """Run one row of zeros: afterwards every kernel is compiled and loaded."""
-        with np.errstate(all="ignore"):  # zeros mean nothing, nor does what comes of them
-            for number in (0, 1):  # a network that looks up ids less one takes no 0
+        """Run one row of zeros, so that every kernel is compiled and loaded."""
+        with np.errstate(all="ignore"):  # the result of zeros is not used
+            for number in (0, 1):  # a network that looks up ids minus one rejects 0
                 with contextlib.suppress(InputError):
                     self(*(np.full((1, *wanted.row_shape), number, wanted.dtype) for wanted in self._inputs))
                     return
 
     def wait(self) -> None:
-        """Return when all that was called with arrays of a GPU is done; InputError for an id that is in no table."""
+        """Return when all calls with GPU arrays are done; raise InputError for an id outside its table."""
         self._bound.wait()
 
     def _find_run(self, x: Any) -> Run | None:
-        """How arrays like x are run where they lie."""
+        """The function that runs arrays of x's type in place."""
         run = None if isinstance(x, np.ndarray) else self._bound.run_like(x)
         if run is None and _lies_on_gpu(x):
             got, hint = f"{type(x).__module__}.{type(x).__name__} on a GPU", "onchip.compile(net, device='cuda')"
             raise InputError("the rows lie on a GPU", got=got, expected=f"NumPy rows, for {self.chosen}", hint=hint)
-        if run is not None:  # an array that is none of the device's may come again from there
+        if run is not None:  # cache only successes: a later array of this type may be on the device
             self._runs[type(x)] = run
         return run
 
     def check_ids(self, *rows: Array, first_row: int = 0) -> None:
-        """InputError if an id of an input is in no table; `first_row` is what the message calls the first row."""
+        """Raise InputError if an id is outside its table; messages count rows from `first_row`."""
         for x, wanted in zip(rows, self._inputs, strict=True):
             if wanted.name in self._id_limits:
                 check_token_ids(x, self._id_limits[wanted.name], first_row, wanted.name)
 
     def _check_outs(self, out: Any, inputs: Iterable[Array], B: int, tensors: bool) -> tuple[Array, ...]:
-        """The memory of `out`: of CPU tensors where an input is one, else of arrays."""
+        """`out` as NumPy arrays: views of CPU tensors where an input is one."""
         given_out = out if isinstance(out, tuple) else (out,)
         if len(given_out) != len(self._outputs):
             raise ShapeError("out does not fit", got=f"{len(given_out)} arrays", expected=f"{len(self._outputs)}")
@@ -225,7 +226,7 @@ class Engine:
             self._bound.run(inputs, outputs, B)
         for name, array in zip(net.outputs, made, strict=True):
             source = inputs[name] if name in inputs else outputs[name]
-            if source is not array:  # an input handed on, an output that is asked for twice, or ids
+            if source is not array:  # an input that is also an output, a repeated output, or ids
                 array[...] = source
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -240,9 +241,9 @@ class Engine:
 
 
 def id_limits(net: Network) -> dict[str, int]:
-    """How many rows the smallest table has that an input's ids look into, for each input that holds ids.
+    """For each input that holds ids: the row count of the smallest table that they index.
 
-    Ids that are computed on the way are checked by the kernel that looks them up.
+    The kernel that looks up computed ids checks those.
     """
     limits: dict[str, int] = {}
     for node in net.nodes:
@@ -254,7 +255,7 @@ def id_limits(net: Network) -> dict[str, int]:
 
 
 def _lies_on_gpu(x: Any) -> bool:
-    """Whether x is an array of a GPU, of whatever library."""
+    """Whether x is an array on a GPU, of any library."""
     if is_tensor(x):
         return bool(x.is_cuda)
     ask = getattr(type(x), "__dlpack_device__", None)
@@ -281,11 +282,11 @@ def compile(
     io: str = "",
     debug: bool = False,
 ) -> Engine:
-    """Plan the network for a device and make it ready to run; onchip.compile says what the options mean."""
+    """Plan the network for a device and prepare it to run; onchip.compile documents the options."""
     check_network(net)
     job = Job(precision, batch_hint, without=tuple(without), tables=tables)
     engine = Engine(*place(apply_io(net, io), device, job, threads), debug=debug)
-    if engine.plan.device.kind == "cpu":  # a GPU's kernels are compiled by now
+    if engine.plan.device.kind == "cpu":  # the GPU's kernels are compiled at this point
         engine.warm_up()
     return engine
 
@@ -293,10 +294,10 @@ def compile(
 def bind_plan(
     plan: str, weights: Mapping[str, Array], asked: tuple[str, int | None], chosen: str, debug: bool
 ) -> Engine:
-    """The engine of a plan that was made elsewhere (JSON), on a device like the one that it was made for.
+    """The engine of a plan (JSON) made elsewhere, on a device like the one it was made for.
 
     weights  given_weights of the plan's network
-    asked    the device's name and the number of threads, as for find_device
+    asked    the device name and thread count, as for find_device
     """
     return Engine(*read_plan(plan, weights, asked), chosen, debug)
 
@@ -306,7 +307,7 @@ def read_plan(
 ) -> tuple[Plan, Backend]:
     """A plan (JSON) and the device to bind it on, as for bind_plan; DeviceError if it was made for another kind.
 
-    ranks  that will bind it, too
+    ranks  that also bind it
     """
     here, backend, _ = find_device(*asked)
     made = plan_from_json(plan, weights, kernels_for(here))
@@ -321,7 +322,7 @@ def read_plan(
 
 
 def apply_io(net: Network, io: str) -> Network:
-    """The network with float inputs and outputs of another type in memory, by its name in IO; as it is for ""."""
+    """The network with its float inputs and outputs stored in another type, by its name in IO; unchanged for ""."""
     if not io:
         return net
     return with_io(net, IO[known_name(io, IO, "io", "fp16")])

@@ -1,8 +1,8 @@
-"""A loaded torch module against the network that was read from it: both run on rows like the example.
+"""Compare a loaded torch module with the network that was read from it, on rows like the example.
 
-torch's exporter writes some operators as others that compute something else, and says nothing. What a network
-computes is its float64 reference; what the module computes is the module, in float64 where it can run in that, and
-in its own dtypes where it cannot or where the two differ: constants in the graph are rounded to those.
+torch's exporter silently writes some operators as others that compute something else. The network's side is its float64
+reference. The module runs in float64 where it can, and in its own dtypes where it cannot or where the two differ, since
+constants in the graph are rounded to those.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from onchip.runtime.check import DTYPE_ULP, ULP
 from onchip.runtime.engine import id_limits
 
 # Allowed: FACTOR times the error of a naive run and ULPS units in the last place. Wider than an engine's, because
-# torch adds up in an order of its own.
+# torch has its own reduction order.
 FACTOR, ULPS = 8, 16
-NOISE = (1, 10, 3)  # of one row after the other, by the size of the example's values
+NOISE = (1, 10, 3)  # of successive rows, relative to the size of the example's values
 LEAST_ROWS, MOST_ROWS = 2, 64
-MOST_WORK = 1 << 30  # of more than LEAST_ROWS rows: flop, and VALUE_WORK for each element; a tenth of a second or so
+MOST_WORK = 1 << 30  # beyond LEAST_ROWS rows: flop, plus VALUE_WORK per element; about a tenth of a second
 VALUE_WORK = 16
-NEARBY = 1e-3  # how far, by its size, an input is moved to leave a step or a tie that rounding decides
+NEARBY = 1e-3  # relative shift of an input, to leave a step or a tie that rounding decides
 
 
 def check_module(net: Network, source: TorchModule) -> None:
-    """InputError where the network does not compute what its module computes; names the first layer that differs.
+    """Raise InputError if the network does not compute what its module computes; names the first layer that differs.
 
     It costs one run of each, over two rows of a large network and up to 64 of a small one. A module that cannot run
-    on rows with noise, because it takes ids out of floats, runs on the example, moved a little or not at all.
+    on noisy rows, because it derives ids from floats, runs on the example, shifted slightly or not at all.
     """
     rng = np.random.default_rng(0)
     work = sum(map(net.row_flop, net.nodes)) + VALUE_WORK * sum(value.row_size for value in net.types.values())
@@ -45,7 +45,7 @@ def check_module(net: Network, source: TorchModule) -> None:
     for inputs in (_with_noise(net, source, rows, rng), _moved(example, rng), example):
         try:
             found = _difference(net, source, inputs)
-        except InputError:  # of the module's forward, or an id that is in no table
+        except InputError:  # raised by the module's forward, or an id outside its table
             continue
         if found:
             nearby = _moved(inputs, rng)
@@ -62,8 +62,8 @@ def check_module(net: Network, source: TorchModule) -> None:
 
 
 def _with_noise(net: Network, source: TorchModule, rows: int, rng: np.random.Generator) -> tuple[Any, ...]:
-    """The example's rows with noise, two of them without if there are more. Ids are any of their table; other ints, the
-    example's.
+    """The example's rows with noise; of more than four rows, two stay without. Ids are drawn from their table; other
+    ints from the example.
     """
     torch, limits, made = sys.modules["torch"], id_limits(net), []
     noise = np.resize(NOISE, rows)
@@ -81,7 +81,7 @@ def _with_noise(net: Network, source: TorchModule, rows: int, rng: np.random.Gen
 
 
 def _moved(inputs: tuple[Any, ...], rng: np.random.Generator) -> tuple[Any, ...]:
-    """The same rows a little aside: a step or a tie that was next to them is next to none of these."""
+    """The same rows, slightly shifted, so that no value stays next to a step or a tie."""
     return tuple(
         _shifted(x, NEARBY * rng.standard_normal(x.shape), _size(x)) if x.is_floating_point() else x for x in inputs
     )
@@ -92,7 +92,7 @@ def _shifted(x: Any, noise: Array, size: float) -> Any:
 
 
 def _size(x: Any) -> float:
-    """The root of the mean square of what is finite; 1 where that is nothing, as in an example of zeros."""
+    """The root mean square of the finite values; 1 if that is zero, as for an example of zeros."""
     values = _array(x)
     values = values[np.isfinite(values)]
     return float(np.sqrt(np.square(values).sum() / max(1, values.size))) or 1.0
@@ -104,7 +104,7 @@ def _array(x: Any) -> Array:
 
 
 def _difference(net: Network, source: TorchModule, inputs: tuple[Any, ...]) -> str:
-    """How the module's outputs differ from the network's; "" if they are the same but for rounding."""
+    """How the module's outputs differ from the network's; "" if only by rounding."""
     few, xs = _read_by(net, source, inputs)
     truth = _outputs(few, xs, "float64")
     exact = [np.zeros(len(xs[0]))] * len(truth)
@@ -118,7 +118,7 @@ def _difference(net: Network, source: TorchModule, inputs: tuple[Any, ...]) -> s
 
 
 def _read_by(net: Network, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[Network, tuple[Array, ...]]:
-    """The inputs that the network reads, which has none that the module leaves unused, and the network for them."""
+    """The network restricted to the tokens used, and its inputs. Inputs that the module leaves unused are dropped."""
     given = dict(zip(source.names, inputs, strict=True))
     return reference.with_used_tokens(net, tuple(_array(given[name]) for name in net.inputs))
 
@@ -129,14 +129,14 @@ def _outputs(net: Network, xs: tuple[Array, ...], dtype: str) -> list[Array]:
 
 
 def _beyond(made: tuple[Any, ...], truth: list[Array], naive: list[Array], ulp: float) -> str:
-    """The first output of the module that is further from the network's than rounding explains; "" if none is."""
+    """The first output of the module that differs by more than rounding explains; "" if none does."""
     if len(made) != len(truth):
         return f"{len(truth)} outputs, {len(made)} of the module"
     for i, (y, true, by_rounding) in enumerate(zip(map(_array, made), truth, naive, strict=True)):
         if y.shape != true.shape:
             return f"output {i} is {list(true.shape)}, {list(y.shape)} of the module"
         errors = _errors(y, true)
-        # Of all rows: in one row, a naive sum may be exact by luck.
+        # Over all rows: in a single row, a naive sum may be exact by chance.
         by_rounding = np.maximum(by_rounding, by_rounding[np.isfinite(by_rounding)].max(initial=0.0))
         allowed = FACTOR * by_rounding + ULPS * ulp
         if (errors > allowed).any():
@@ -146,10 +146,10 @@ def _beyond(made: tuple[Any, ...], truth: list[Array], naive: list[Array], ulp: 
 
 
 def _errors(got: Array, truth: Array) -> Array:
-    """Of each row: the root of the mean square of what differs, relative to that of the truth.
+    """Per row: the root mean square of the difference, relative to that of the truth.
 
-    Means, because rounding moves a few of many elements over a step. The same NaN or infinity in both is no difference,
-    one in either alone is infinite.
+    A mean, because rounding moves a few of many elements across a step. The same NaN or infinity in both counts as no
+    difference; in only one of them, as infinite.
     """
     got, truth = (array.astype(np.float64).reshape(len(array), -1) for array in (got, truth))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -162,7 +162,7 @@ def _errors(got: Array, truth: Array) -> Array:
 
 
 def _first_that_differs(net: Network, source: TorchModule, inputs: tuple[Any, ...]) -> str:
-    """The first layer of which nothing comes that the module computes, too: neither its own values nor later ones."""
+    """The first layer whose values the module does not compute, and from which no later correct value follows."""
     few, xs = _read_by(net, source, inputs)
     values = reference.forward_all(few, xs)
     computed: dict[int, list[Array]] = {}
@@ -181,7 +181,7 @@ def _first_that_differs(net: Network, source: TorchModule, inputs: tuple[Any, ..
 
 
 def _computed(source: TorchModule, inputs: tuple[Any, ...]) -> tuple[list[Array], bool]:
-    """All that operators compute while the module runs, and whether it ran in float64."""
+    """Every tensor that operators compute while the module runs, and whether it ran in float64."""
     torch = sys.modules["torch"]
     from torch.utils._python_dispatch import TorchDispatchMode
 

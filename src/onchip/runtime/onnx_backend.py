@@ -1,4 +1,4 @@
-"""onchip as a backend of ONNX's own test suite, and of whatever else speaks onnx.backend.base.
+"""onchip as a backend for ONNX's own test suite and any other user of onnx.backend.base.
 
 rep = OnchipBackend.prepare(model)     # an onnx.ModelProto
 (y,) = rep.run([x])                    # NumPy in, NumPy out
@@ -20,8 +20,8 @@ from onchip.network.recipe import Array
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.placement import find_device
 
-# Operands that a layer holds as weights or attributes. Where a graph has them as inputs, they are bound to the arrays
-# that come first. Everything else is a value.
+# Operands that a layer stores as weights or attributes. Where a graph has them as inputs, they are bound to the arrays
+# of the first run. All other inputs are values.
 OPERANDS = {
     "BatchNormalization": (1, 2, 3, 4), "Clip": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "CumSum": (1,),
     "Dropout": (1, 2), "Expand": (1,), "Gather": (1,), "Gemm": (1, 2), "GroupNormalization": (1, 2),
@@ -58,7 +58,7 @@ class OnchipBackend(Backend):  # type: ignore[misc]  # onnx has no types
     def run_node(
         cls, node: Any, inputs: Sequence[Array], device: str = "CPU", outputs_info: Any = None, **kwargs: Any
     ) -> tuple[Array, ...]:
-        """Run one node; opset_version says which version of its operator is meant, the newest if it is not given."""
+        """Run one node; opset_version selects the version of its operator, by default the newest."""
         opset = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
         names = [name for name in node.input if name]
         given = [onnx.helper.np_dtype_to_tensor_dtype(array.dtype) for array in inputs]
@@ -72,7 +72,7 @@ class OnchipBackend(Backend):  # type: ignore[misc]  # onnx has no types
 
 
 class OnchipRep(BackendRep):  # type: ignore[misc]
-    """A model and, from the first run on, its engine: only the arrays say what the operands are."""
+    """A model and, after the first run, its engine: the operands are only known from the arrays."""
 
     def __init__(self, model: Any, device: str) -> None:
         self._model, self._device = model, device
@@ -104,7 +104,7 @@ class OnchipRep(BackendRep):  # type: ignore[misc]
         return tuple(array[0] for array in outputs) if self._one_row else outputs
 
     def _compile(self, operands: dict[str, Array]) -> Engine:
-        """By rows if the model can be read so; else all that comes in is one row (its axis 0 is no batch)."""
+        """Rows along axis 0 if the model can be read that way; else the whole input is one row (axis 0 is no batch)."""
         try:
             net = read_model(self._model, operands=operands)
         except FormatError as error:

@@ -1,4 +1,4 @@
-"""Where a network runs: the devices of this machine, and the one that should be done sooner."""
+"""Where a network runs: the devices of this machine, and the choice of the faster one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from onchip.runtime.cpu.backend import CpuBackend, this_cpu
 
 
 def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend, str]:
-    """A device that is here, by name ("auto", "cpu", "cuda", "cuda:1"), and the reason for "auto"'s choice.
+    """A device of this machine by name ("auto", "cpu", "cuda", "cuda:1"), its backend, and its name with the reason.
 
-    For no network in particular, "auto" is the GPU where there is one; `place` knows more.
+    Without a network, "auto" is the GPU if there is one; `place` decides per network.
     """
     name = device_name(name)
     found = _find_gpus(name, threads)
@@ -32,12 +32,12 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
 
 
 def may_use_gpu(device: str, threads: int | None) -> bool:
-    """Whether `place` has a GPU to choose."""
+    """Whether `place` can choose a GPU."""
     return bool(_find_gpus(device_name(device), threads))
 
 
 def device_name(name: str) -> str:
-    """The name of a device to run on, in lower case, "gpu" as "cuda"; DeviceError if it is none."""
+    """The normalised name of a device to run on: lower case, "gpu" as "cuda". DeviceError for any other name."""
     kind, colon, number = str(name).lower().partition(":")
     kind = "cuda" if kind == "gpu" else kind
     if kind == "cuda" or (kind in ("auto", "cpu") and not colon):
@@ -51,7 +51,7 @@ def device_name(name: str) -> str:
 
 
 def _find_gpus(name: str, threads: int | None) -> list[Device]:
-    """The GPUs of this machine; none where the CPU is meant, or "auto" finds none. "cuda" without one: DeviceError."""
+    """The GPUs of this machine; empty for "cpu", or if "auto" finds none. DeviceError for "cuda" without one."""
     if name == "cpu" or (name == "auto" and threads is not None):
         return []
     if threads is not None:
@@ -70,7 +70,7 @@ def _find_gpus(name: str, threads: int | None) -> list[Device]:
 
 
 def _cpu_chosen(name: str, threads: int | None) -> str:
-    """The CPU as what was chosen, with the reason where "auto" was asked for and no GPU was in question."""
+    """The CPU as the choice, with the reason if "auto" was requested and no GPU was considered."""
     if name == "cpu":
         return "cpu"
     if threads is not None:
@@ -81,7 +81,7 @@ def _cpu_chosen(name: str, threads: int | None) -> str:
 
 
 def _backend(name: str, threads: int | None = None) -> Backend:
-    """Of "cpu" or "cuda:N". On a GPU it takes memory there: made for the device that was chosen, and no other."""
+    """The backend of "cpu" or "cuda:N". A GPU's allocates memory there, so only the chosen device gets one."""
     if name == "cpu":
         return CpuBackend(threads)
     from onchip.runtime.cuda.backend import CudaBackend
@@ -98,7 +98,7 @@ def _device_number(text: str, count: int) -> int:
 
 
 def kernels_for(device: Device) -> Sequence[Kernel]:
-    """Every kernel of a device's kind, in the order in which the planner asks."""
+    """Every kernel for this kind of device, in the order in which the planner queries them."""
     if device.kind == "cuda":
         from onchip.kernels.cuda import KERNELS as CUDA_KERNELS
 
@@ -109,9 +109,9 @@ def kernels_for(device: Device) -> Sequence[Kernel]:
 
 
 def plan(net: Network, device: str | Device = "auto", job: Job | None = None) -> Plan:
-    """What would run, on a device that is here or one that is only known ("h200", "a100", ...: `onchip devices`).
+    """The plan for a device of this machine, or for a known one ("h200", "a100", ...: `onchip devices`).
 
-    A layer that a device's kernels do not take yet is part of the plan of a device that is only known, with its floor.
+    For a known device, layers that its kernels do not support yet are in the plan with their floor.
     """
     return plan_and_reason(net, device, job)[0]
 
@@ -128,9 +128,9 @@ def plan_and_reason(net: Network, device: str | Device = "auto", job: Job | None
 def place(
     net: Network, device: str, job: Job, threads: int | None, call_rows: int | None = None
 ) -> tuple[Plan, Backend, str]:
-    """Plan for the device and find it. "auto" is the one that should do a call with rows of the host sooner.
+    """Plan for the device and create its backend. "auto" is the device with the lower estimate for a call on host rows.
 
-    call_rows  at most so many of the job's rows in one call; None: all of them
+    call_rows  most rows of the job in one call; None: all of them
     """
     plan, chosen = _choose(net, device, job, threads, call_rows)
     return plan, _backend(chosen.partition(" ")[0], threads), chosen
@@ -154,8 +154,8 @@ def _choose(net: Network, device: str, job: Job, threads: int | None, call_rows:
         return there, name
     if not cpu_can:
         return there, f"{name} (auto: the CPU does not compute in {job.precision})"
-    # Not counted: making the weights, and loading the GPU's or the CPU's code. An engine is called many times, and of
-    # all of that only the weights have an estimate.
+    # Not counted: computing the weights and loading the code. An engine is called many times, and only the weights have
+    # an estimate.
     B, cpu = min(call_rows or job.batch, job.batch), this_cpu()
     there_us, least = call_us(there, B), least_us(net, job, cpu, B)
     if least > there_us:

@@ -1,4 +1,4 @@
-"""Starting a run: the plan, or that of the run that is resumed; chunks; engines here and on the other ranks."""
+"""Start a run: make or reload its plan, cut the chunks, create the engines here and on the other ranks."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from onchip.runtime.placement import device_name, find_device, kernels_for, plac
 class RunOptions:
     device: str = "auto"
     threads: int | None = None
-    gpus: tuple[int, ...] = ()  # of this process; else one device
-    batch: int | None = None  # rows of a chunk
+    gpus: tuple[int, ...] = ()  # GPUs of this process; empty: one device
+    batch: int | None = None  # rows per chunk
     debug: bool = False
     deadline_s: float = DEADLINE_S
 
@@ -55,9 +55,9 @@ def start_job(
     team: Team,
     on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> tuple[list[Engine], list[Chunk]]:
-    """The engines of this process, ready, and the job's chunks; the other ranks get ready meanwhile.
+    """The warmed-up engines of this process and the job's chunks; the other ranks prepare at the same time.
 
-    on_plan  hears the plan before weights are made
+    on_plan  called with the plan before the weights are computed
     """
     if how.gpus and ranks.size > 1:
         got, hint = f"--gpus and {ranks.size} ranks", "one of them: a rank has one GPU"
@@ -98,9 +98,9 @@ def start_job(
 
 
 def _plan_again(record: Any, net: Network, job: Job, name: str) -> Plan:
-    """The plan of a run that is resumed, made again with the rates of that day: one from a file could compute anything.
+    """The plan of a resumed run, rebuilt with the recorded rates: a plan read from a file could compute anything.
 
-    record  a plan_record, of a file
+    record  a plan_record read from a file
     """
     recorded_kind(record)
     device = recorded_device(record, find_device(name)[0])
@@ -114,7 +114,7 @@ def _plan_again(record: Any, net: Network, job: Job, name: str) -> Plan:
 
 
 def ranks_for(net: Network, device: str, job: Job) -> tuple[int, str]:
-    """How many ranks of this machine should do the job, and why."""
+    """How many ranks of this machine should run the job, and why."""
     device = device_name(device)
     if device == "auto":
         device = "cuda" if cuda_devices() else "cpu"
@@ -126,7 +126,7 @@ def ranks_for(net: Network, device: str, job: Job) -> tuple[int, str]:
 
 
 def _cuts(plan: Plan, total: int, batch: int | None, workers: int) -> tuple[int, ...]:
-    """Where the chunks of a job begin."""
+    """The first row of each chunk of a job."""
     rows = piece_rows(plan) if batch is None else batch
     if batch is None and workers > 1:
         return share_rows(plan, total, rows, workers)
@@ -134,7 +134,7 @@ def _cuts(plan: Plan, total: int, batch: int | None, workers: int) -> tuple[int,
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:
-    """ "4" is the first four GPUs, "0,2" those of these numbers."""
+    """ "4" is the first four GPUs, "0,2" the GPUs with these indices."""
     parts = text.split(",")
     if not all(is_count(part.strip()) for part in parts):
         raise InputError("bad --gpus", got=text, expected="a number of GPUs, or numbers as 0,1", hint="--gpus 0,1")

@@ -1,4 +1,4 @@
-"""scan: running sums, maxima, minima and products along an axis, on the CPU or a GPU."""
+"""scan: prefix sums, maxima, minima and products along an axis, on the CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from onchip.runtime.cuda.gpu import Gpu
 
 _DLPACK_CPU = 1  # kDLCPU
-PART = 1 << 24  # numbers of a long row between two calls of `progress`
+PART = 1 << 24  # elements of a long row between two calls of `progress`
 
 
 def scan(
     x: Any, op: str = "sum", exclusive: bool = False, axis: int = -1, device: str = "auto", out: Any = None
 ) -> Any:
-    """y[i] = x[0] op x[1] op ... op x[i] along an axis, everything else side by side.
+    """y[i] = x[0] op x[1] op ... op x[i] along an axis.
 
     x          int32, int64, float32 or float64: NumPy, or an array on a GPU (torch, CuPy, JAX, ...), row-major
     op         sum, max, min, product
-    exclusive  without x[i]: y begins with what the op begins with (0, 1, the least, the largest number)
-    device     auto: where x lies. NumPy arrays may go through a GPU, in parts, however large: "cuda"
-    out        of x's kind, shape and dtype, overwritten; may be x
+    exclusive  exclude x[i]: y begins with the identity of op (0, the least value, the largest value, 1)
+    device     auto: where x is stored. "cuda" streams NumPy arrays of any size through a GPU
+    out        same kind, shape and dtype as x, overwritten; may be x
 
-    y has x's dtype; ints wrap, a NaN passes on. The bits are the same in every run, whatever the number of threads and
-    rows. Float32 sums and products are made in float64 on the CPU, and carried in float64 from part to part on a GPU:
-    the error is that of pairwise summation or less, however long the row is. Parts are added up, or multiplied, before
-    they meet what stands before them. So a part that leaves the range of the dtype by itself may give inf or NaN where
-    one number after the other would not; products on the CPU are looked through for that, and done again.
+    y has x's dtype; ints wrap, NaNs propagate. The bits are the same in every run, for any number of threads and rows.
+    Float32 sums and products use float64 on the CPU, and carry float64 totals from tile to tile on a GPU: the error is
+    at most that of pairwise summation, for any row length. Each tile is reduced before its prefix is applied. So a tile
+    that overflows the dtype by itself may produce inf or NaN where a serial scan would not; on the CPU, products are
+    checked for that and recomputed.
     """
     how = ScanOp(op, bool(exclusive))
     torch = sys.modules.get("torch")
@@ -72,9 +72,9 @@ def scan_into(
     threads: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> str:
-    """One row of any length, x to y, both flat on the host or in files; returns what it ran on.
+    """Scan one row of any length, x to y, both flat, in host memory or memory-mapped files; returns the device used.
 
-    progress(numbers done) is told after every part. The bits are those of one go.
+    progress(elements done) is called after every part. The bits equal those of a single call.
     """
     gpu, said = find_place(device, threads)
     dtype = check_dtype(x.dtype)
@@ -102,7 +102,7 @@ def scan_into(
 
 
 def _numpy_of(x: Any) -> Array:
-    """The memory of a torch tensor on the CPU."""
+    """The memory of a CPU torch tensor as a NumPy array."""
     if not hasattr(x, "layout") or x.device.type != "cpu" or str(x.layout) != "torch.strided":
         got = f"{x.layout} on {x.device}" if hasattr(x, "layout") else type(x).__name__
         raise InputError("no torch tensor with memory on the CPU", got=got, expected="torch.strided on cpu")
@@ -120,7 +120,7 @@ def _is_on_gpu(x: Any) -> bool:
 
 
 def find_place(device: str, threads: int | None = None) -> tuple[Gpu | None, str]:
-    """The GPU that numbers of the host go through, or None for the CPU, and that in words.
+    """The GPU that host arrays are streamed through, or None for the CPU, and its description.
 
     "auto" is the CPU: its memory is faster than the bus to any GPU.
     """
@@ -135,10 +135,10 @@ def find_place(device: str, threads: int | None = None) -> tuple[Gpu | None, str
 
 
 def scan_array(x: Array, y: Array, how: ScanOp, at: int, device: str = "auto", threads: int | None = None) -> str:
-    """Scan x along its axis `at`, to y of the same shape and dtype, in one go; returns what it ran on."""
+    """Scan x along axis `at` into y of the same shape and dtype in one call; returns the device used."""
     outer, N, inner = math.prod(x.shape[:at]), x.shape[at], math.prod(x.shape[at + 1 :])
     gpu, said = find_place(device, threads)
-    # Kernels read and write rows one behind the other, each number once: x may be y, but not lie across it.
+    # Kernels read and write contiguous rows, each element once: x may be y, but must not partially overlap it.
     is_same = x.ctypes.data == y.ctypes.data and x.flags.c_contiguous
     free = y.flags.c_contiguous and (is_same or not np.may_share_memory(x, y))
     made = y if free else np.empty(y.shape, y.dtype)
@@ -180,7 +180,7 @@ def _scan_there(x: Any, how: ScanOp, axis: int, device: str, out: Any) -> Any:
 
 
 def _index_of(x: Any) -> int:
-    """The number of the GPU that an array lies on; where its kind does not tell, the pointer does."""
+    """The index of the GPU that holds an array; from the pointer if its kind does not report it."""
     if hasattr(x, "__dlpack_device__"):
         return int(x.__dlpack_device__()[1])
     from onchip.runtime.cuda.gpu import Gpu

@@ -1,8 +1,8 @@
-"""Checkpoints: where a training run stands, in files that appear whole or not at all.
+"""Checkpoints of a training run, written atomically.
 
-A run's folder holds its last two checkpoints, `checkpoint-<steps>.safetensors`. Each has everything that the rest of
-the run depends on, and a digest of it: a run that was killed at any moment goes on from the newest one and ends with
-the bits of a run that never stopped.
+A run's folder holds its last two checkpoints, `checkpoint-<steps>.safetensors`. Each contains everything the rest of
+the run depends on, and its digest. A run that was killed at any moment resumes from the newest one; its final bits
+equal those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Checkpoints:
     def __init__(
         self, folder: Path, net: Network, options: TrainOptions, data: Mapping[str, Array], state: Mapping[str, Array]
     ) -> None:
-        """data   what the run learns from, by name
-        state  of an earlier run that this one goes on from
+        """data   the training data, by name
+        state  optimiser state of an earlier run that this one continues
         """
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for left in folder.glob(f".{_PATTERN}.*.tmp"):  # of a run that was killed while it wrote
+            for left in folder.glob(f".{_PATTERN}.*.tmp"):  # left by a run that was killed while writing
                 left.unlink()
         except OSError as error:
             raise write_error(folder, error) from None
         check_writable(folder / _NAME.format(0))
-        # What decides every bit of the run, and what a checkpoint must have been made for.
+        # Everything that determines the run's bits; a checkpoint must match it.
         self.job: dict[str, Any] = {
             "options": dataclasses.asdict(options),
             "network": digest_of(graph_to_json(net), {name: materialise(name, net.weights) for name in net.weights}),
@@ -63,7 +63,7 @@ class Checkpoints:
         return sorted(self.folder.glob(_PATTERN), reverse=True)
 
     def save(self, at: Checkpoint) -> None:
-        """Write a checkpoint and keep the last two, unless a number is not finite: such a run can only diverge."""
+        """Write a checkpoint, keep the last two. Skip it if a value is not finite: such a run can only diverge."""
         if not all(np.isfinite(array).all() for array in (at.losses, *at.weights.values(), *at.best_weights.values())):
             return
         arrays = {"losses": at.losses}
@@ -81,9 +81,9 @@ class Checkpoints:
             old.unlink(missing_ok=True)
 
     def load(self, run: TrainingRun) -> Checkpoint | None:
-        """Where the newest checkpoint stands; None if there is none.
+        """Load the newest checkpoint; None if there is none.
 
-        A damaged one is refused with the last good one named: going on from an older one is the user's choice.
+        If it is damaged, the FormatError names the last good one: resuming from an older one is the user's choice.
 
         run  the run, before its first step
         """
@@ -108,7 +108,7 @@ class Checkpoints:
         return True
 
     def _checked(self, path: Path, run: TrainingRun) -> Checkpoint:
-        """What a checkpoint says and holds; FormatError if it is not one, InputError if it is another run's."""
+        """Read and check a checkpoint; FormatError if it is invalid, InputError if it belongs to another run."""
         told, arrays = _read(path)
         self._check_job(path, told["job"])
         check_content(told, arrays, run)
@@ -146,7 +146,7 @@ class Checkpoints:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
-    """What a checkpoint says and holds; FormatError if it is not as it was written."""
+    """Read the JSON and arrays of a checkpoint; FormatError if its digest does not match."""
     metadata, arrays = read_tensors(path)
     fields(metadata, (_ENTRY, "sha256"), "its metadata")
     assert isinstance(metadata, dict)

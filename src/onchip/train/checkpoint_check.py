@@ -1,8 +1,8 @@
-"""What a checkpoint of a run can say and hold: all that is known of it before it is read, in one place.
+"""Validation of a checkpoint's content before a run resumes from it.
 
-A digest proves that a file is as it was written, not that a run wrote it. So nothing in it is believed: how far the run
-is says how many losses and epochs there are, the run says their rates, their rows, when it would have stopped and which
-epoch is its best, and the trainer what its weights and its state look like.
+A digest shows that a file is unchanged, not that a training run wrote it, so every value is checked. The position of
+the run determines the number of losses and epochs. The run determines learning rates, row counts, when early stopping
+would have ended it and which epoch is best. The trainer determines names, shapes and dtypes of weights and state.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _EPOCH_NAMES = (
 
 
 def check_content(told: Mapping[str, Any], arrays: Mapping[str, Array], run: TrainingRun) -> None:
-    """FormatError for the first thing that no checkpoint of this run has.
+    """Raise FormatError for the first value that a checkpoint of this run cannot have.
 
-    told    its JSON, an object with NAMES
+    told    the parsed JSON, an object with NAMES
     arrays  "losses", and others as "weight/<name>", "state/<name>" and "best/<name>"
-    run  the run, before its first step
+    run     the run, before its first step
     """
     options, has_classes = run.options, run.options.loss == "cross_entropy"
     epoch = whole(told["epoch"], "epoch", 0, options.epochs)
@@ -77,7 +77,7 @@ def check_content(told: Mapping[str, Any], arrays: Mapping[str, Array], run: Tra
 
 
 def _check_arrays(arrays: Mapping[str, Array], total: int, has_best: bool, run: TrainingRun) -> None:
-    """The losses of `total` steps, the weights, the state, and the best weights where there are any."""
+    """Check the losses of `total` steps, the weights, the optimiser state, and the best weights if present."""
     weights, state = run.trainer.weights(), run.trainer.state()
     expected = {"losses": np.empty(total), **_in_group("weight", weights), **_in_group("state", state)}
     if has_best:
@@ -106,11 +106,11 @@ def _in_group(group: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {f"{group}/{name}": array for name, array in arrays.items()}
 
 
-# -- one value of the JSON -----------------------------------------------------------------------------------------
+# -- single JSON values --------------------------------------------------------------------------------------------
 
 
 def _near(value: Any, where: str, expected: float, scale: float) -> None:
-    """The number that is expected, but for the rounding of another machine."""
+    """Compare with the expected value, up to rounding differences between machines."""
     if abs(real(value, where) - expected) > 1e-9 * scale:
         raise FormatError(f"{where} does not fit", got=name_of(value), expected=str(expected))
 

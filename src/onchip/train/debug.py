@@ -1,4 +1,4 @@
-"""Where the first number that is not finite appears: a step at a time, and the naive run for the layer's name."""
+"""debug=True: checks every step, and finds the layer of the first non-finite value with the reference kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onchip.train.together import Together
 
 
 def take_checked_step(together: Together) -> None:
-    """Take one step of a run that is alone; KernelError if its loss or a weight behind it is not finite."""
+    """Take one step of a single run; raise KernelError if its loss or an updated weight is not finite."""
     (run,) = together.runs
     assert run is not None
     where, rows = f"epoch {run.epoch + 1}, step {run.step + 1}", run.next_rows()
@@ -37,7 +37,7 @@ def take_checked_step(together: Together) -> None:
 
 
 def _first_value(net: Network, x: Array, rows: Array) -> str:
-    """The first value of a forward run that is not finite, "" if all are."""
+    """Describe the first non-finite value of a forward pass; "" if all are finite."""
     values = reference.forward_all(net, x.reshape(len(x), *net.input.row_shape), "float32")
     for name, value in values.items():
         bad = np.flatnonzero(~np.isfinite(value.reshape(len(value), -1)).all(axis=1))

@@ -1,10 +1,10 @@
-"""Classifier and Regressor: training as scikit-learn's users do it.
+"""Classifier and Regressor: scikit-learn estimators.
 
     clf = onchip.Classifier(hidden=(320, 160), lr=0.03, epochs=30).fit(X, y)
     clf.score(X_test, y_test)
     onchip.save(clf.network_, "digits.onnx")
 
-They follow scikit-learn's conventions, so they go into Pipeline, GridSearchCV and cross_val_score, with any n_jobs.
+They follow scikit-learn's conventions and work in Pipeline, GridSearchCV and cross_val_score, with any n_jobs.
 `onchip.fit_many` trains a whole grid in one call and one process.
 """
 
@@ -35,17 +35,17 @@ from onchip.train.row_weights import check_sample_weight
 from onchip.train.standardise import Standard, columns_of
 from onchip.train.training_run import FitResult
 
-MOST_APART = 1e3  # columns whose largest values are that far apart train badly as they are
+MOST_APART = 1e3  # warn if the largest values of two columns differ by this factor
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """What the two have in common. As scikit-learn wants it, parameters are kept as given and checked by fit."""
+    """Base of both estimators. As scikit-learn requires, parameters are stored as given and checked by fit."""
 
     hidden: Sequence[int] = (100,)  # widths of the hidden layers; (): a linear model
-    activation: str = "ReLU"  # between the layers; of ACTIVATIONS
-    scale: bool = False  # columns of mean 0 and deviation 1, and a regressor's targets; network_ reads raw rows
-    # These are TrainOptions', which says what they mean.
+    activation: str = "ReLU"  # between the layers; one of ACTIVATIONS
+    scale: bool = False  # standardise columns, and a regressor's targets; network_ reads raw rows
+    # The following are documented in TrainOptions.
     optimiser: str = "sgd"
     lr: float = 0.03
     momentum: float = 0.0
@@ -58,19 +58,19 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
     epochs: int = 30
     validation: float = 0.0
     patience: int = 0
-    early_stopping: bool = False  # as in scikit-learn: validation=0.1 and patience=10, where they are not given
+    early_stopping: bool = False  # as in scikit-learn: defaults to validation=0.1 and patience=10
     shuffle: bool = True
-    seed: int = 0  # of the first weights, too
+    seed: int = 0  # also seeds the initial weights
     precision: str = "fp32"
-    device: str = "auto"  # for training and for predicting
+    device: str = "auto"  # for training and prediction
     threads: int | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train a new network on rows X (n, D_in), kept as float32, and their targets y.
+        """Train a new network on rows X (n, D_in), converted to float32, and targets y.
 
-        sample_weight  (n,): what each row counts in the loss, as in onchip.fit
+        sample_weight  (n,): weight of each row in the loss, as in onchip.fit
         """
-        self.__dict__.pop("network_", None)  # should this fit fail, the old one does not go with the new classes
+        self.__dict__.pop("network_", None)  # if this fit fails, the old network would not match the new classes
         x, targets = self._prepare(X, y)
         self._warn_of_scales(x, targets)
         return self._train(x, targets, sample_weight)
@@ -79,13 +79,13 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         return hasattr(self, "network_")
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the engine, which belongs to this process; the next prediction compiles another."""
+        """All but the engine, which belongs to this process; the next prediction compiles a new one."""
         return {name: value for name, value in super().__getstate__().items() if name != "_compiled"}
 
-    # -- what training needs: also fit_many's --------------------------------------------------------------
+    # -- training, shared with fit_many ---------------------------------------------------------------------
 
     def _prepare(self, X: Any, y: Any, reset: bool = True) -> tuple[Array, Array]:
-        """X and y checked and as `train.fit` takes them; reset: remember their features and classes."""
+        """Check X and y and convert them for `train.fit`; reset: record their features and classes."""
         raise NotImplementedError
 
     def _outputs(self, targets: Array) -> int:
@@ -119,7 +119,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         return self._keep(fit(net, x, targets, **where, **asdict(options)), standard)
 
     def _new_standard(self, x: Array, targets: Array) -> Standard:
-        """How these rows and targets are standardised, if `scale` says so."""
+        """The scaling of these rows and targets, if `scale` is set."""
         if not isinstance(self.scale, bool | np.bool_):
             raise InputError("bad scale", got=repr(self.scale), expected="True or False", hint="scale=True")
         if not self.scale:
@@ -127,7 +127,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         return Standard(columns_of(x), columns_of(targets, what="target") if targets.ndim == 2 else None)
 
     def _warn_of_scales(self, x: Array, targets: Array, stacklevel: int = 3) -> None:
-        """Where columns, with a regressor's targets, are far apart and nothing is done about it."""
+        """Warn if the scales of columns (and a regressor's targets) differ widely and `scale` is off."""
         sizes = np.concatenate([_sizes(each) for each in (x, targets) if each.ndim == 2])
         least, most = float(min(sizes[sizes > 0], default=1.0)), float(sizes.max())
         if not self.scale and most >= MOST_APART * least:
@@ -138,23 +138,23 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
             )  # fmt: skip
 
     def _keep(self, result: FitResult, standard: Standard) -> Self:
-        self._trained, self._standard = result.network, standard  # what partial_fit goes on from
+        self._trained, self._standard = result.network, standard  # partial_fit continues from these
         self.network_ = standard.fold(result.network)
         self.history_ = result.history
         self.loss_curve_ = list(result.epoch_losses)
         self.n_iter_ = len(self.loss_curve_)
         self._state, self._trained_as = result.state, self._kind(self._options())
-        self._compiled = self._compile()  # here and not when first used: scikit-learn wants no change from predicting
+        self._compiled = self._compile()  # not on first use: scikit-learn requires that predict changes no attribute
         return self
 
     def _train_pass(self, x: Array, targets: Array, sample_weight: Any = None) -> Self:
-        """One pass that goes on where the last one ended, in the order that `fit` would use: passes are its epochs."""
+        """Train one epoch from the current weights, with the row order of the same epoch in `fit`."""
         done = self.n_iter_ if hasattr(self, "network_") else 0
         history, losses = (self.history_, self.loss_curve_) if done else ((), [])
         if not done:
             self._warn_of_scales(x, targets, stacklevel=4)
         net = self._trained if done else self._new_network(targets)
-        standard = self._standard if done else self._new_standard(x, targets)  # one for all passes: the first one's
+        standard = self._standard if done else self._new_standard(x, targets)  # all passes use the scaling of the first
         x, targets = standard.apply(x, targets)
         options, weights = self._options(), check_sample_weight(sample_weight, len(x))
         if options.shuffle:
@@ -174,13 +174,13 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         self.n_iter_ = done + 1
         return self
 
-    # -- predicting ----------------------------------------------------------------------------------------
+    # -- prediction --------------------------------------------------------------------------------------
 
     def _compile(self) -> Engine:
         return compile(self.network_, self.device, threads=self.threads)
 
     def _forward(self, X: Any) -> Array:
-        """What the compiled network makes of X: (n, D_out) float32."""
+        """Run the compiled network on X: (n, D_out) float32."""
         check_is_fitted(self)
         x = validate_data(self, X, dtype=np.float32, order="C", reset=False)
         if not hasattr(self, "_compiled"):  # after unpickling
@@ -195,28 +195,29 @@ def _sizes(x: Array) -> Array:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
-    """An MLP that tells classes apart, trained on the mean cross-entropy.
+    """An MLP classifier, trained with the mean cross-entropy.
 
-    Parameters: `hidden`, `activation`, `device`, `threads`, and the options of `onchip.fit` by their names.
-    Labels may be of any type that sorts. If all rows have one class, that class is always predicted.
+    Parameters: `hidden`, `activation`, `device`, `threads`, and the options of `onchip.fit` by name.
+    Labels may be of any sortable type. If all rows have one class, that class is always predicted.
 
-    scale                   standardise columns, by the rows of `fit` or of the first `partial_fit`. It is folded into
-                            network_, which reads raw rows. Without it, columns that are 1,000 times apart are warned of
-    class_weight            "balanced", {label: weight}, or a weight for each of classes_: what their rows count
-    classes_                the labels, sorted; one output of the network each
+    scale                   standardise columns by the rows of `fit` or of the first `partial_fit`. The scaling is
+                            folded into network_, which reads raw rows. Without it, a warning is issued if the scales of
+                            columns differ by a factor of 1,000
+    class_weight            "balanced", {label: weight}, or one weight per class in the order of classes_
+    classes_                the labels, sorted; the network has one output per label
     network_                the trained Network: float32 rows to logits; onchip.save writes it
-    n_features_in_, feature_names_in_    of X; the names where X is a data frame whose columns are all named
-    n_iter_, loss_curve_, history_       epochs trained, mean loss of each, all that is known of each
+    n_features_in_, feature_names_in_    of X; the names only if X is a data frame with all columns named
+    n_iter_, loss_curve_, history_       number of epochs, mean loss per epoch, an Epoch record per epoch
     """
 
     label_smoothing: float = 0.0
     class_weight: Any = None
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """One pass over these rows at rate `lr`, on from the weights and the optimiser's state of the last.
+        """Train one pass over these rows at rate `lr`, from the weights and optimiser state of the last call.
 
-        The first call needs `classes`: all labels that will ever come. k passes over the same rows are `fit` with
-        epochs=k; the schedule, `validation` and `patience` belong to `fit` alone.
+        The first call needs `classes`: all labels that later calls may contain. k passes over the same rows equal `fit`
+        with epochs=k. `schedule`, `validation` and `patience` apply to `fit` only.
         """
         is_first = not hasattr(self, "network_")
         if is_first and classes is None:
@@ -230,12 +231,12 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         return self._train_pass(*self._prepare(X, y, reset=is_first, known=True), sample_weight)
 
     def predict(self, X: Any) -> Array:
-        """(n,) labels: for each row the class of the largest output."""
+        """(n,) labels: the class with the largest output per row."""
         best = self._forward(X).argmax(axis=1)
         return self.classes_[best]  # type: ignore[no-any-return]
 
     def predict_proba(self, X: Any) -> Array:
-        """(n, classes) float64: the softmax of the network's outputs, columns as `classes_`."""
+        """(n, classes) float64: the softmax of the network's outputs; columns in the order of `classes_`."""
         logits = self._forward(X).astype(np.float64)
         shares = np.exp(logits - logits.max(axis=1, keepdims=True))
         return shares / shares.sum(axis=1, keepdims=True)  # type: ignore[no-any-return]
@@ -269,18 +270,18 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
-    """An MLP that predicts numbers, trained on squared errors. y (n,) or, for several numbers a row, (n, D_out).
+    """An MLP regressor, trained with squared errors. y is (n,) or, for several targets per row, (n, D_out).
 
-    Inputs and targets far from mean 0 and deviation 1 train slowly or diverge, and those that are 1,000 times apart are
-    warned of: scale=True, or a StandardScaler before it and, for y, a TransformedTargetRegressor around it.
+    Inputs and targets far from mean 0 and deviation 1 train slowly or diverge. A warning is issued if their scales
+    differ by a factor of 1,000. Use scale=True, or a StandardScaler for X and a TransformedTargetRegressor for y.
 
-    scale       standardise columns and targets, by the rows of `fit` or of the first `partial_fit`. It is folded into
-                network_, which reads raw rows and returns raw targets; losses are of standardised targets
+    scale       standardise columns and targets by the rows of `fit` or of the first `partial_fit`. The scaling is
+                folded into network_, which reads raw rows and returns raw targets; losses are of standardised targets
     loss        "mse": the mean of the squared errors; "half_sse": half their sum over the batch
-    The other parameters: `hidden`, `activation`, `device`, `threads`, and the options of `onchip.fit` by their names.
+    Other parameters: `hidden`, `activation`, `device`, `threads`, and the options of `onchip.fit` by name.
     network_    the trained Network: float32 rows to float32 predictions; onchip.save writes it
-    n_features_in_, feature_names_in_    of X; the names where X is a data frame whose columns are all named
-    n_iter_, loss_curve_, history_       epochs trained, mean loss of each, all that is known of each
+    n_features_in_, feature_names_in_    of X; the names only if X is a data frame with all columns named
+    n_iter_, loss_curve_, history_       number of epochs, mean loss per epoch, an Epoch record per epoch
     """
 
     loss: str = "mse"
@@ -288,14 +289,14 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     lr: float = 0.01
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """One pass over these rows at rate `lr`, on from the weights and the optimiser's state of the last.
+        """Train one pass over these rows at rate `lr`, from the weights and optimiser state of the last call.
 
-        k passes over the same rows are `fit` with epochs=k; the schedule, `validation` and `patience` belong to `fit`.
+        k passes over the same rows equal `fit` with epochs=k. `schedule`, `validation` and `patience` are for `fit`.
         """
         return self._train_pass(*self._prepare(X, y, reset=not hasattr(self, "network_")), sample_weight)
 
     def predict(self, X: Any) -> Array:
-        """(n,) or, if y was 2-d, (n, D_out): the network's float32 numbers as float64, as scikit-learn wants them."""
+        """(n,) or, if y was 2-d, (n, D_out): the network's float32 outputs as float64, as scikit-learn requires."""
         out = self._forward(X).astype(np.float64)
         return out.ravel() if self._y_is_flat else out
 

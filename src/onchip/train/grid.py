@@ -1,4 +1,4 @@
-"""fit_many: a parameter grid, k folds or both, trained side by side on one copy of the data."""
+"""fit_many: train a parameter grid, k folds or both in parallel on one copy of the data."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from onchip.train.row_weights import check_sample_weight
 from onchip.train.standardise import Standard
 from onchip.train.training_run import FitResult
 
-_NUMBERS = ("loss", "mean score", "spread", "folds")  # columns behind those of the parameters
+_NUMBERS = ("loss", "mean score", "spread", "folds")  # columns after those of the parameters
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """One point of the grid: its parameters and what came of them."""
+    """One point of the grid: its parameters, estimators and scores."""
 
     params: Mapping[str, Any]
-    estimators: tuple[Any, ...]  # one for each fold, or one on all rows; fitted, but for those that diverged
-    scores: tuple[float, ...] = ()  # of each fold's estimator on the rows it has not seen, NaN where it diverged
+    estimators: tuple[Any, ...]  # one per fold, or one on all rows; fitted, unless training diverged
+    scores: tuple[float, ...] = ()  # per fold, on the rows held out; NaN if training diverged
 
     @property
     def mean(self) -> float:
@@ -45,15 +45,15 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class ManyResult:
-    """Every setting with its scores; prints itself as a table."""
+    """All settings with their scores; prints as a table."""
 
     settings: tuple[Setting, ...]  # in the order of scikit-learn's ParameterGrid
-    best: Any = None  # with folds: the setting with the highest mean score (the first of equals), fitted on all rows
+    best: Any = None  # with folds: the first setting with the highest mean score, refitted on all rows
     best_params: Mapping[str, Any] | None = None
 
     @property
     def estimators(self) -> tuple[Any, ...]:
-        """Every fitted estimator, setting by setting, fold by fold."""
+        """All fitted estimators, by setting, then by fold."""
         return tuple(estimator for setting in self.settings for estimator in setting.estimators)
 
     def __str__(self) -> str:
@@ -94,12 +94,13 @@ def fit_many(
 ) -> ManyResult:
     """Fit an onchip estimator with every setting of a grid, on every fold, in one call that shares the data.
 
-    sample_weight  as fit takes it; scores count rows by it, too
-    grid   as GridSearchCV takes it: {"lr": [0.01, 0.1], "hidden": [(64,), (64, 64)]}, or a list of such; None: as it is
-    folds  k, or another cv of scikit-learn's (k: stratified for classes); None: each setting on all rows, no scores
-    spread under mpiexec: every rank makes this call, trains some of the runs, and gets all results
-    Splits, bits and scores are those of GridSearchCV and cross_val_score with cv=folds, as long as each fold trains on
-    every class: a class that one fold does not see still has its output here. `estimator` itself is not changed.
+    sample_weight  as in fit; also weights the rows in the scores
+    grid   as in GridSearchCV: {"lr": [0.01, 0.1], "hidden": [(64,), (64, 64)]}, or a list of such; None: one setting
+    folds  k, or any scikit-learn cv (k is stratified for classes); None: each setting on all rows, without scores
+    spread under mpiexec: every rank makes this call, trains some of the runs and receives all results
+
+    Splits, bits and scores equal those of GridSearchCV and cross_val_score with cv=folds if every fold trains on all
+    classes: here a class missing from a fold still has an output. `estimator` itself is not changed.
     """
     if not isinstance(estimator, Estimator):
         raise InputError(
@@ -131,7 +132,7 @@ def fit_many(
     truth = np.asarray(y)
     scores = np.empty((len(settings), len(splits)))
     for f, (_, test) in enumerate(splits):
-        x_test, y_test = _safe_indexing(X, test), truth[test]  # once a fold, for all settings; frames stay frames
+        x_test, y_test = _safe_indexing(X, test), truth[test]  # once per fold; data frames stay data frames
         for s, fitted in enumerate(by_setting):
             of_rows = None if weights is None else weights[test]
             scores[s, f] = np.nan if id(fitted[f]) in diverged else fitted[f].score(x_test, y_test, of_rows)
@@ -148,10 +149,10 @@ def fit_many(
 def _fit_all(
     made: Sequence[Estimator], folds: Sequence[Any], x: Array, targets: Array, weights: Array | None, spread: bool
 ) -> tuple[list[FitResult | KernelError], list[Standard]]:
-    """Each estimator's run, on a fold of the rows each, and how its rows were standardised.
+    """Train each estimator on its fold; return the results and the scaling of each.
 
-    made   for every setting one for each fold
-    folds  row numbers or a mask; None: all rows
+    made   for every setting, one per fold
+    folds  row indices or a mask; None: all rows
     """
     runs = [Run(m._new_network(targets), m._options(), folds[i % len(folds)]) for i, m in enumerate(made)]
     where: dict[str, Any] = {"device": made[0].device, "threads": made[0].threads, "spread": spread}
@@ -160,7 +161,7 @@ def _fit_all(
     done = fit_runs([runs[i] for i in plain], x, targets, sample_weight=weights, **where)
     results = dict(zip(plain, done, strict=True))
     if scaled := [i for i, one in enumerate(made) if one.scale]:
-        # A fold has means and deviations of its own, so it has its own rows in the array that the runs share.
+        # Each fold has its own mean and deviation, so its scaled rows are stored separately in the shared array.
         rows = [np.arange(len(x))[... if fold is None else fold] for fold in folds]
         of_fold = [made[scaled[0]]._new_standard(x[some], targets[some]) for some in rows]
         parts = [standard.apply(x[some], targets[some]) for standard, some in zip(of_fold, rows, strict=True)]

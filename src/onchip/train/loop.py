@@ -1,4 +1,4 @@
-"""fit: training of a network, epoch by epoch, in a call that can be watched, stopped and taken up again."""
+"""fit: train a network; with callbacks, early stopping and checkpoints."""
 
 from __future__ import annotations
 
@@ -78,25 +78,26 @@ def fit(
 ) -> FitResult:
     """Train the network on rows x and return it with its history; `net` itself does not change.
 
-    x           (n, ...) of the network's input type; a torch tensor, a data frame or another float type is converted
-    y           (n,) integer classes for "cross_entropy" (the network's output is logits, the loss the batch's mean);
+    x           (n, ...) of the network's input type; torch tensors, data frames and other float types are converted
+    y           (n,) integer classes for "cross_entropy" (the network returns logits; the loss is the batch mean);
                 (n, D_out) float32 for "half_sse" and "mse"
-    loss .. precision  as in train.options.TrainOptions, which says what each means
-    sample_weight      (n,) numbers of at least 0: a row's loss and its gradient times its weight. As in torch and
-                scikit-learn, the mean over a batch, an epoch or the rows held back divides by the sum of the weights,
-                class weights included, not by the number of rows
-    validation_data    rows and targets to validate on, in the place of a share of x; their sample weights are 1
-    on_epoch    hears of every epoch; when resumed, first of those that are done
-    stop        asked after every epoch: True ends the run, which keeps what it has learnt
-    checkpoint  a folder: the run leaves checkpoints there, at most every `checkpoint_every` seconds and at its end
-    resume      go on from the newest of them, if there is one
-    state       of an earlier FitResult: its optimiser goes on where it was
-    debug       a step at a time; the first number that is not finite is an error that says where it appeared
-    spread      under mpiexec: every rank makes this call, and does some blocks of rows of every batch, which must be
-                large. The gradients of all blocks are added up in order: the bits are those of one process
-    other       learning_rate and optimizer are understood, anything else is refused with the nearest name
-    The order of the rows is train.order.epoch_order(n, seed, epoch). Same seed, same machine kind: same bits.
-    A Dropout drops nothing: the run logs that it is left out.
+    loss .. precision  see train.options.TrainOptions
+    sample_weight      (n,), at least 0: multiplies a row's loss and gradient. As in torch and scikit-learn, means over
+                a batch, an epoch or the validation rows divide by the sum of the weights, class weights included
+    validation_data    rows and targets to validate on, instead of a share of x; their sample weights are 1
+    on_progress called with a Progress after every chunk of steps, about every 0.1 s
+    on_epoch    called after every epoch; a resumed run first calls it for the epochs already done
+    stop        called after every epoch: True ends the run, which keeps its current weights
+    checkpoint  a folder for checkpoints, written at most every `checkpoint_every` seconds and at the end of the run
+    resume      continue from the newest checkpoint, if there is one
+    state       `state` of an earlier FitResult: the optimiser continues from it
+    debug       check every step; raise an error that locates the first non-finite value
+    spread      under mpiexec: every rank makes this call and computes some row blocks of every batch, which must be
+                large. Block gradients are summed in a fixed order: results are bit-identical to one process
+    other       learning_rate and optimizer are accepted as aliases; any other name is an error with a suggestion
+
+    The row order is train.order.epoch_order(n, seed, epoch). Same seed, same kind of machine: same bits.
+    Dropout layers are ignored during training; the run logs that.
     """
     check_network(net)
     given: dict[str, Any] = {
@@ -143,7 +144,7 @@ def fit(
         try:
             check_batches(planned.plan, len(planned.train), ranks)
         except InputError:
-            ranks.leave()  # all ranks find the same
+            ranks.leave()  # all ranks raise the same error
             raise
     together = begin_runs([planned], x, y, shared)
     (run,) = together.runs
@@ -151,8 +152,8 @@ def fit(
     if state is not None:
         run.trainer.restore(run.trainer.weights(), dict(state))
     if stop is not None or (checkpoint is not None and checkpoint_every < REPORT_SECONDS):
-        run.most_epochs, together.runs_ahead = 1, False  # no epoch is trained before the one before is judged
-    together.runs_ahead &= not debug  # a step at a time: weights are looked at behind each
+        run.most_epochs, together.runs_ahead = 1, False  # train no epoch before the previous one is checked
+    together.runs_ahead &= not debug  # one step at a time: the weights are checked after each
     kept = None
     if checkpoint is not None:
         data = {"x": x, "y": y} | ({} if sample_weight is None else {"sample_weight": sample_weight})
@@ -173,7 +174,7 @@ def fit(
     saved, is_stopped, may_run_ahead = time.perf_counter(), False, together.runs_ahead
     while not (run.is_done or is_stopped):
         if debug:
-            from onchip.train.debug import take_checked_step  # and the reference, which nobody else needs here
+            from onchip.train.debug import take_checked_step  # imports the reference kernels, used only here
 
             take_checked_step(together)
         else:
@@ -187,7 +188,7 @@ def fit(
             is_stopped = stop is not None and bool(stop(run.history[-1]))
         is_time = run.is_done or is_stopped or time.perf_counter() - saved >= checkpoint_every
         if kept is not None:
-            together.runs_ahead = may_run_ahead and not is_time  # the GPU stands still for a checkpoint
+            together.runs_ahead = may_run_ahead and not is_time  # the GPU must be idle for a checkpoint
             if is_time and run.is_settled:
                 kept.save(run.checkpoint())
                 saved = time.perf_counter()
@@ -205,7 +206,7 @@ def _folder(given: object) -> Path:
 def _with_validation(
     x: Any, y: Any, sample_weight: Any, validation_data: tuple[Any, Any], net: Network, given: dict[str, Any]
 ) -> tuple[Array, Array, Array | None, Array, Array]:
-    """All rows, targets and weights in one array each; which of them are to train on, and which to validate on."""
+    """Concatenate rows, targets and weights; return them with the indices to train on and to validate on."""
     if not isinstance(validation_data, tuple | list) or len(validation_data) != 2:
         is_row = isinstance(validation_data, tuple | list)
         got = f"{len(validation_data)} of them" if is_row else type(validation_data).__name__

@@ -1,8 +1,8 @@
-"""Many training runs over the same rows at once: folds of a cross-validation, settings of a grid, seeds.
+"""Many training runs over the same rows at once: folds of a cross-validation, grid settings, seeds.
 
-Small networks leave most of a chip idle, and a second run fills it better than a second thread does. On a CPU every run
-has one thread, and as many run side by side as there are threads; on a GPU runs that are alike share their launches. A
-run's bits are those of `fit` alone.
+Small networks leave most of a chip idle; a second run uses it better than a second thread. On a CPU each run has one
+thread, and as many runs execute in parallel as there are threads. On a GPU similar runs share launches. Results are
+bit-identical to `fit`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from onchip.train.training_run import (
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run: a network, how it is trained, and which rows of the shared data it sees (None: all)."""
+    """One run: a network, its options and its rows of the shared data (None: all)."""
 
     net: Network
     options: TrainOptions
-    rows: Array | None = None  # row numbers or a mask, as NumPy takes them
+    rows: Array | None = None  # row indices or a mask
 
 
 def fit_runs(
@@ -56,14 +56,14 @@ def fit_runs(
     on_progress: Callable[[float], None] | None = None,
     spread: bool = False,
 ) -> list[FitResult | KernelError]:
-    """Train every run on the rows x, shared by all of them; the results in the order of the runs.
+    """Train every run on the shared rows x; return the results in the order of the runs.
 
-    A run that diverges has its KernelError for a result; the others go on.
+    The result of a run that diverges is its KernelError; the others continue.
 
-    x, y         as for fit, and sample_weight; every network has the same input type and output, every loss the same
+    x, y         as in fit, and sample_weight; all networks have the same input and output types, all losses the same
                  kind of target
-    on_progress  hears how many runs are done, with the shares of those under way
-    spread       under mpiexec: every rank makes this call; each trains some of the runs, and all get all results
+    on_progress  called with the number of finished runs, including fractions of those in flight
+    spread       under mpiexec: every rank makes this call, trains some of the runs and receives all results
     """
     if not runs:
         return []
@@ -95,7 +95,7 @@ def fit_runs(
     own = share_of(ranks, len(runs))
 
     def train(numbers: Sequence[int]) -> dict[int, FitResult | KernelError]:
-        """These runs, until all of them are done; a run that is leaves the others."""
+        """Train these runs until all are done; finished runs leave the group."""
         together = begin_runs([planned[i] for i in numbers], x, y, shared)
         results: dict[int, FitResult | KernelError] = {}
         while any(together.runs) and not stop:
@@ -126,7 +126,7 @@ def fit_runs(
                     done, waiting = concurrent.futures.wait(waiting, REPORT_SECONDS, concurrent.futures.FIRST_EXCEPTION)
                     for future in done:
                         results |= future.result()  # any other error of one run ends them all
-                    if on_progress is not None:  # of other ranks' runs nothing is heard: they are as quick as ours
+                    if on_progress is not None:  # progress of other ranks is unknown: assume the same rate
                         on_progress(sum(shares) * len(runs) / max(1, len(own)))
             except BaseException:
                 stop = True
@@ -145,7 +145,7 @@ def fit_runs(
 
 
 def _teams(planned: Sequence[PlannedRun], own: Sequence[int]) -> list[list[int]]:
-    """The numbers of the runs, of our own, that are trained at the same time, in the same launches."""
+    """Group this rank's run indices by what can be trained in the same launches."""
     alike: list[list[int]] = []
     for i in own:
         run = planned[i]
@@ -165,7 +165,7 @@ def _teams(planned: Sequence[PlannedRun], own: Sequence[int]) -> list[list[int]]
 
 
 def _row_numbers(rows: Array, n: int) -> Array:
-    """Row numbers from 0 on, checked and in an array of our own: the kernels read such rows unasked."""
+    """Check row indices and copy them as values from 0: the kernels read these rows without bounds checks."""
     try:
         numbers: Array = np.arange(n)[np.array(rows)]
     except IndexError as error:

@@ -1,4 +1,4 @@
-"""How a network is trained, as data: the same names in `fit`, the estimators, the command line and config files."""
+"""Training options as data, with the same names in `fit`, the estimators, the command line and config files."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from onchip.plan.kernel import LOSSES, TRAINING_PRECISIONS
 
 OPTIMISERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "step", "cosine")
-# Between the layers of a new network: by name, as TRAINED of kernels/pointwise.py has them; --help loads no NumPy.
+# Between the layers of a new network. Names of TRAINED in kernels/pointwise.py, repeated so that --help needs no NumPy.
 ACTIVATIONS = ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")
-MIN_FLOAT32, MAX_FLOAT32 = 1.1754944e-38, 3.4028234e38  # the kernels' type
-MAX_COUNT = 2**63 - 1  # theirs for whole numbers
-# What other libraries call an option: understood.
+MIN_FLOAT32, MAX_FLOAT32 = 1.1754944e-38, 3.4028234e38  # the kernels compute in float32
+MAX_COUNT = 2**63 - 1  # and count in int64
+# Accepted aliases from other libraries.
 OTHER_NAMES = {"learning_rate": "lr", "optimizer": "optimiser"}
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Every choice of a training run. Two runs with equal options, data and first weights end with equal bits."""
+    """All options of a training run. Runs with equal options, data and initial weights give equal bits."""
 
     loss: str = "cross_entropy"  # mean over the batch; "half_sse": half the sum of squares; "mse": their mean
-    label_smoothing: float = 0.0  # of cross_entropy: this share of a row's target is spread evenly over all classes
-    class_weight: Any = None  # of cross_entropy, by class: "balanced", a number for each, or {class: number}, else 1
+    label_smoothing: float = 0.0  # for cross_entropy: this share of a row's target is spread evenly over all classes
+    class_weight: Any = None  # for cross_entropy: "balanced", one weight per class, or {class: weight}; default 1
     optimiser: str = "sgd"  # "adam", "adamw": as in torch.optim, betas 0.9 and 0.999, eps 1e-8
     lr: float = 0.03
-    momentum: float = 0.0  # of sgd: v = momentum v + gradient; w = w - lr v
-    weight_decay: float = 0.0  # this share of w is added to its gradient, biases too, as in torch; adamw: taken off w
-    clip_norm: float = 0.0  # a batch's gradient by all weights is scaled down to this norm, if it is longer; 0: never
-    schedule: str = "constant"  # of lr, epoch by epoch; see lr_at
+    momentum: float = 0.0  # for sgd: v = momentum v + gradient; w = w - lr v
+    weight_decay: float = 0.0  # L2: weight_decay w is added to the gradient, biases too, as in torch; adamw: decoupled
+    clip_norm: float = 0.0  # a batch's gradient is scaled down to at most this norm over all weights; 0: no clipping
+    schedule: str = "constant"  # of lr, per epoch; see lr_at
     step_every: int = 10  # epochs between the drops of "step"
-    step_factor: float = 0.1  # by which each of them multiplies lr
-    batch_size: int = 64  # more than there are rows: all of them; a short last batch is kept
+    step_factor: float = 0.1  # factor of lr at each drop
+    batch_size: int = 64  # at most the number of rows; a short last batch is kept
     epochs: int = 30
-    validation: float = 0.0  # share of the rows that is held back and judged after every epoch
-    patience: int = 0  # stop after so many epochs without a better validation loss and keep the best; 0: never
-    shuffle: bool = True  # another order every epoch; False: the rows as they come
-    seed: int = 0  # of the order and of what is held back
-    precision: str = "fp32"  # of products' factors; "tf32", "bf16", "fp16" on a GPU; weights and sums stay float32
+    validation: float = 0.0  # share of the rows held out and evaluated after every epoch
+    patience: int = 0  # stop after so many epochs without a better validation loss, keep the best weights; 0: never
+    shuffle: bool = True  # a new order every epoch; False: the given order
+    seed: int = 0  # of the row order and the validation split
+    precision: str = "fp32"  # of gemm inputs; "tf32", "bf16", "fp16" on a GPU; weights and accumulation stay float32
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_weight", _class_weight(self.class_weight))
-        for field in dataclasses.fields(self):  # NumPy's numbers, of which grids are often made, as Python's
+        for field in dataclasses.fields(self):  # convert NumPy scalars, common in grids, to Python numbers
             value = getattr(self, field.name)
             if callable(item := getattr(value, "item", None)) and getattr(value, "size", 1) == 1:
                 object.__setattr__(self, field.name, item())
@@ -88,11 +88,11 @@ class TrainOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TrainOptions:
-        """From names and values; an unknown name is refused with the nearest known one."""
+        """Build from names and values; an unknown name raises InputError with a suggestion."""
         return cls(**own_names(given))
 
     def lr_at(self, epoch: int) -> float:
-        """The learning rate of epoch 0, 1, ...: torch's StepLR and CosineAnnealingLR (down to 0) in closed form."""
+        """Learning rate of epoch 0, 1, ...: torch's StepLR and CosineAnnealingLR (down to 0) in closed form."""
         if self.schedule == "step":
             return self.lr * self.step_factor ** (epoch // self.step_every)
         if self.schedule == "cosine":
@@ -101,7 +101,7 @@ class TrainOptions:
 
 
 def own_names(given: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
-    """The same options by the names of TrainOptions; an unknown one may have been meant to be one of `others`."""
+    """Map aliases to the names of TrainOptions; unknown names raise InputError, with suggestions also from `others`."""
     known = [field.name for field in dataclasses.fields(TrainOptions)]
     chosen: dict[str, Any] = {}
     for name, value in given.items():
@@ -114,14 +114,14 @@ def own_names(given: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str,
 
 
 def check_name(name: str, known: list[str], what: str, others: Iterable[str] = ()) -> None:
-    """InputError if `name` is not known, with the nearest that is, or that of `others`."""
+    """Raise InputError if `name` is not known, suggesting the nearest of `known` and `others`."""
     if name not in known:
         hint = did_you_mean(name, [*known, *others])
         raise InputError(f"unknown {what}", got=name, expected=", ".join(known), hint=hint)
 
 
 def _class_weight(given: Any) -> str | tuple[float, ...] | dict[int, float] | None:
-    """None, "balanced", a number for each class, or numbers by class; JSON and TOML have texts for classes."""
+    """Parse class weights: None, "balanced", one per class, or a dict, whose keys are strings in JSON and TOML."""
     if given is None:
         return None
     if callable(to_dict := getattr(given, "to_dict", None)):  # a pandas Series, by its index
@@ -133,7 +133,7 @@ def _class_weight(given: Any) -> str | tuple[float, ...] | dict[int, float] | No
             return given.lower()
         if isinstance(given, Mapping):
             weights: Any = {_class(label): float(number) for label, number in given.items()}
-            numbers = [*weights.values(), 1.0]  # others count 1
+            numbers = [*weights.values(), 1.0]  # other classes have weight 1
         else:
             weights = tuple(numbers := [float(number) for number in given])
     except (TypeError, ValueError):
@@ -155,7 +155,7 @@ def _class(label: Any) -> int:
 
 def _number(name: str, value: Any, expected: str, example: float, fits: Any) -> None:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (is_number and abs(value) <= MAX_FLOAT32 and fits(value)):  # a NaN is not below it either
+    if not (is_number and abs(value) <= MAX_FLOAT32 and fits(value)):  # also false for NaN
         words = {"lr": "learning rate"}.get(name, name.replace("_", " "))
         hint = f"{name}={example}"
         raise InputError(f"bad {words}", got=show(value), expected=expected, hint=hint)

@@ -1,4 +1,4 @@
-"""The order in which a training run sees its rows, written down so that any framework can follow it."""
+"""The row order of a training run, specified so that any framework can reproduce it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ import numpy as np
 from onchip.network.recipe import Array
 
 _THREADS = 4
-_HELD_OUT = 2**31  # in the place of an epoch: a generator of its own
+_HELD_OUT = 2**31  # in place of the epoch: a separate generator
 
 
 def epoch_order(n: int, seed: int, epoch: int) -> Array:
-    """Row numbers of epoch 0, 1, ...: `numpy.random.default_rng((seed, epoch)).permutation(n)`.
+    """Row indices of epoch 0, 1, ...: `numpy.random.default_rng((seed, epoch)).permutation(n)`.
 
-    Batches are consecutive pieces of it; the last one may be short and is kept. Every epoch's order stands
-    by itself, so a run can be taken up at any epoch.
+    Batches are consecutive slices; a short last batch is kept. Each order depends only on (seed, epoch), so a run can
+    resume at any epoch.
     """
     return np.random.default_rng((seed, epoch)).permutation(n)
 
 
 def epoch_orders(n: int, seed: int, epochs: Sequence[int]) -> list[Array]:
-    """The epoch_order of each. Several threads make several: a device may take no longer for an epoch than one of them
-    for its order."""
+    """The epoch_order of each epoch, computed in parallel: a permutation can take as long as an epoch on the device."""
     if len(epochs) <= 1:
         return [epoch_order(n, seed, epoch) for epoch in epochs]
     with ThreadPoolExecutor(max_workers=_THREADS) as pool:
@@ -32,10 +31,10 @@ def epoch_orders(n: int, seed: int, epochs: Sequence[int]) -> list[Array]:
 
 
 def hold_out(n: int, share: float, seed: int) -> tuple[Array, Array]:
-    """Row numbers to train on and to validate on, both ascending.
+    """Row indices to train on and to validate on, both ascending.
 
-    The latter are the first round(share n), at least 1, of `numpy.random.default_rng((seed, 2**31)).permutation(n)`;
-    none for a share of 0.
+    The validation rows are the first round(share n), at least 1, of
+    `numpy.random.default_rng((seed, 2**31)).permutation(n)`; none for a share of 0.
     """
     count = max(1, round(share * n)) if share else 0
     held = np.zeros(n, bool)

@@ -1,4 +1,4 @@
-"""What each row counts in the loss: sample weights times class weights."""
+"""The weight of each row in the loss: sample weight times class weight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onchip.train.rows import as_array
 
 
 def check_sample_weight(given: Any, n: int) -> Array | None:
-    """(n,) float32 of what a user gave for n rows; None: nothing."""
+    """Check a user's sample weights for n rows and return them as (n,) float32; None if none were given."""
     if given is None:
         return None
     array = np.asarray(as_array(given))
@@ -21,7 +21,7 @@ def check_sample_weight(given: Any, n: int) -> Array | None:
         got = f"{array.dtype.name}{list(array.shape)}"
         raise ShapeError("sample weights do not fit", got=got, expected=f"numbers [{n}]", hint="one for each row")
     with np.errstate(over="ignore"):
-        weights: Array = array.astype(np.float32)  # a copy of our own: the kernels read it while a run lasts
+        weights: Array = array.astype(np.float32)  # a copy: the kernels read it throughout the run
     bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
     if bad.size:
         got = f"{array[bad[0]]} in row {bad[0]}"
@@ -36,12 +36,12 @@ def weights_of_rows(
     rows: Array,
     D_out: int,
 ) -> Array | None:
-    """(n,) float32: what each of n rows counts; None: 1 each.
+    """(n,) float32: the weight of each of n rows; None: 1 each.
 
-    class_weight   TrainOptions'; "balanced", as scikit-learn has it: rows / (classes there * rows of the class)
-    y              (n,) classes, where there is a class_weight
+    class_weight   as in TrainOptions; "balanced" as in scikit-learn: rows / (classes present * rows of the class)
+    y              (n,) classes, if class_weight is set
     sample_weight  (n,) float32
-    rows           of them those that a run has: it is balanced by these
+    rows           indices of this run's rows; "balanced" counts only these
     """
     if class_weight is None:
         return sample_weight

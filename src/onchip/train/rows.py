@@ -1,4 +1,4 @@
-"""Rows and targets as users have them: NumPy arrays of any float type, torch tensors, data frames."""
+"""Conversion of user data: NumPy arrays of any float type, torch tensors, data frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onchip.network.types import numpy_dtype
 
 
 def as_array(x: Any) -> Any:
-    """A torch tensor or a data frame as a NumPy array; anything else as it is."""
+    """Convert a torch tensor or a data frame to a NumPy array; return anything else unchanged."""
     if isinstance(x, np.ndarray):
         return x
     if hasattr(x, "detach") and hasattr(x, "cpu"):
@@ -21,8 +21,7 @@ def as_array(x: Any) -> Any:
 
 
 def as_rows(x: Any, dtype: str, what: str = "rows") -> Any:
-    """x as an array of this float type, if it is an array of another one, or a table of numbers; what is converted is
-    said, once."""
+    """Convert other float types and numeric tables to an array of this float type; log the conversion once."""
     array, wanted = as_array(x), numpy_dtype(dtype)
     if not isinstance(array, np.ndarray) or array.dtype == wanted or "float" not in dtype:
         return array
@@ -30,11 +29,11 @@ def as_rows(x: Any, dtype: str, what: str = "rows") -> Any:
     if array.dtype.kind != "f" and not (is_table and array.dtype.kind in "iub"):
         return array
     say_unless_quiet(f"fit: {what} in {array.dtype.name} are converted to {dtype}")
-    with np.errstate(over="ignore"):  # infinities are found later, and said
+    with np.errstate(over="ignore"):  # infinities are reported later
         converted: Array = array.astype(wanted)
     return converted
 
 
 def as_targets(y: Any, loss: str) -> Any:
-    """y as an array: of float32 for a loss of numbers."""
+    """Convert targets to an array: float32 for regression losses."""
     return as_array(y) if loss == "cross_entropy" else as_rows(y, "float32", "targets")

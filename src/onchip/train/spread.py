@@ -1,6 +1,6 @@
-"""Training runs over ranks: every rank makes the same call, trains its share, and has all results in the end.
+"""Training runs over MPI ranks: every rank makes the same call, trains its share and receives all results.
 
-A run's bits are those of one process: rank 0's plans are everybody's, and a run is trained by one rank alone.
+Results are bit-identical to those of one process: all ranks use rank 0's plans, and one rank trains a whole run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onchip.train.training_run import Epoch, FitResult, PlannedRun
 
 @dataclass(frozen=True, eq=False)
 class _Packed:
-    """A FitResult without its network and its plan, which every rank has: all but the weights."""
+    """A FitResult without the network graph and the plan, which every rank has already."""
 
     weights: Mapping[str, Any]
     losses: Any
@@ -34,12 +34,12 @@ class _Packed:
 
 
 def share_of(ranks: Ranks, runs: int) -> list[int]:
-    """The numbers of the runs that this rank trains."""
+    """Indices of the runs that this rank trains."""
     return list(range(ranks.rank, runs, ranks.size))
 
 
 def plan_device(text: str, ranks: Ranks, device: str, threads: int | None) -> tuple[str, int | None]:
-    """Where this rank trains by rank 0's plan (JSON): the device by name, and threads."""
+    """The device name and thread count with which this rank trains rank 0's plan (JSON)."""
     kind = json.loads(text)["device"]["kind"]
     if kind == "cpu":
         return "cpu", rank_threads(threads, ranks)
@@ -48,7 +48,7 @@ def plan_device(text: str, ranks: Ranks, device: str, threads: int | None) -> tu
 
 
 def check_batches(plan: Plan, rows: int, ranks: Ranks) -> None:
-    """InputError if the batches of a run on so many rows are not worth sharing, or cannot be shared, by these ranks."""
+    """Raise InputError if these ranks cannot share the batches of a run on so many rows, or if it does not pay."""
     batch = min(plan.job.batch, rows)
     if plan.device.kind != "cpu":
         got, hint = f"{ranks.size} ranks on {plan.device.name}", "one process, or --seeds: each rank trains some"
@@ -64,9 +64,9 @@ def check_batches(plan: Plan, rows: int, ranks: Ranks) -> None:
 def all_results(
     ranks: Ranks, mine: Mapping[int, FitResult | KernelError] | OnchipError, planned: Sequence[PlannedRun]
 ) -> dict[int, FitResult | KernelError]:
-    """What every rank's share came to, by the number of the run; raises what a rank failed with.
+    """Results of all ranks by run index; raises the error of a rank that failed.
 
-    mine  of this rank's runs, or the error that ended them
+    mine  results of this rank's runs, or the error that ended them
     """
     if ranks.size == 1:
         if isinstance(mine, OnchipError):

@@ -1,7 +1,7 @@
-"""Columns and targets of mean 0 and standard deviation 1 while a network is trained, and that folded into its weights.
+"""Standardise columns and targets during training, and fold the scaling into the trained weights.
 
-Rows of very different units train badly, or not at all. The statistics are those of the training rows, in float64; the
-network that comes out reads raw rows and returns raw targets, so nobody has to keep a scaler beside it.
+Columns of very different scales train badly or not at all. The statistics come from the training rows, in float64. The
+final network reads raw rows and returns raw targets, so no separate scaler has to be stored.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from onchip.network.layers import Add, Linear
 from onchip.network.reading import show
 from onchip.network.recipe import Array, Weight, materialise
 
-LARGEST, SMALLEST = 1e30, 1e-30  # of a value; of a deviation that is not taken for 0: weights stay normal float32
-# Of |mean| / deviation. Folded, float32 rounds W x and W mean before they cancel: an 8-100-3 network was off by 1.2e-7
-# times this, of its outputs' deviation. Years (220) are folded; beyond 2^10, off by 1e-4, an Add takes the means off.
+LARGEST, SMALLEST = 1e30, 1e-30  # largest value; deviations below SMALLEST count as 0: weights stay normal float32
+# Largest |mean| / deviation that is folded. float32 rounds W x and W mean before they cancel: an 8-100-3 network had
+# an error of 1.2e-7 times this ratio, relative to its outputs' deviation. Years (220) are folded. Above 2^10, where the
+# error reaches 1e-4, an Add subtracts the means.
 FAR = 1024.0
-_CHUNK = 1 << 18  # elements that are float64 at a time
+_CHUNK = 1 << 18  # elements converted to float64 at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Mean and standard deviation of each column, (D,) float64; a deviation of 0: the column is constant."""
+    """Mean and standard deviation per column, (D,) float64; the deviation of a constant column is 0."""
 
     mean: Array
     deviation: Array
@@ -41,7 +42,7 @@ class Columns:
 
     @property
     def factor(self) -> Array:
-        """(D,): what a distance from the mean is multiplied by; 0 for a constant column, which says nothing."""
+        """(D,): 1 / deviation; 0 for a constant column, which carries no information."""
         return np.where(self.deviation == 0, 0.0, 1 / self.divisor)
 
     def standardise(self, x: Array) -> Array:
@@ -54,15 +55,15 @@ class Columns:
 
 
 def columns_of(x: Array, names: Sequence[str] = (), what: str = "column") -> Columns:
-    """Statistics of raw (n, D), n at least 1; InputError where a value is not finite, or too large.
+    """Compute the statistics of raw (n, D), n at least 1; InputError if a value is not finite or too large.
 
-    names  of the columns, for errors
+    names  column names, for errors
     """
     n, first = len(x), x[0].astype(np.float64)
     total, squares = np.zeros_like(first), np.zeros_like(first)
     for rows in _chunks(x):
         _check_values(x[rows], rows.start, names, what)
-        total += (x[rows] - first).sum(axis=0)  # from the first row on: a constant column has exactly its value
+        total += (x[rows] - first).sum(axis=0)  # relative to the first row: the mean of a constant column is exact
     mean = first + total / n
     for rows in _chunks(x):
         squares += np.square(x[rows] - mean).sum(axis=0)
@@ -76,7 +77,7 @@ def _chunks(x: Array) -> Iterator[slice]:
 
 
 def _check_values(x: Array, first: int, names: Sequence[str], what: str) -> None:
-    bad = np.argwhere(~(np.abs(x) <= LARGEST))  # a NaN is not below it either
+    bad = np.argwhere(~(np.abs(x) <= LARGEST))  # also true for NaN
     if len(bad):
         row, column = bad[0].tolist()
         name = show(names[column]) if names else str(column)
@@ -88,33 +89,34 @@ def _check_values(x: Array, first: int, names: Sequence[str], what: str) -> None
 
 @dataclass(frozen=True, eq=False)
 class Standard:
-    """How rows and targets are standardised for training; None: they are taken as they are."""
+    """The scaling of rows and targets during training; None: unscaled."""
 
     rows: Columns | None = None
     targets: Columns | None = None
-    raw: Network | None = None  # the network that is trained further, for raw rows; None: a new one is trained
+    raw: Network | None = None  # the network to train further, which reads raw rows; None: a new network
 
     def apply(self, x: Array, y: Array) -> tuple[Array, Array]:
-        """Rows (n, D_in) and targets as the network is trained on them."""
+        """Scale rows (n, D_in) and targets for training."""
         return (
             x if self.rows is None else self.rows.standardise(x),
             y if self.targets is None else self.targets.standardise(y),
         )
 
     def fold(self, net: Network) -> Network:
-        """The trained MLP, whose Linear layers have biases, for raw rows and raw targets: in its first and last Linear.
+        """Fold the scaling into the first and last Linear of a trained MLP, which must have biases.
 
-        Where a mean is far from 0 (see FAR), an Add before the first Linear takes the means off.
+        The result reads raw rows and returns raw targets. If a mean is far from 0 (see FAR), an Add before the first
+        Linear subtracts the means.
         """
         linear, weights, nodes = linear_nodes(net), dict(net.weights), list(net.nodes)
         if self.rows is not None:
             mean, factor, first = self.rows.mean, self.rows.factor, linear[0]
             W = _wide(weights, first.weights["weight"]) * factor
-            if self.raw is not None:  # what it knows of a column that is constant here
+            if self.raw is not None:  # columns that are constant in these rows keep their trained weights
                 W = np.where(factor == 0, _wide(self.raw.weights, linear_nodes(self.raw)[0].weights["weight"]), W)
             if (np.abs(mean) * factor).max() > FAR:
                 name = "centre"
-                while name in net.types:  # a file may call anything so
+                while name in net.types:  # a name in a file may collide
                     name += "_"
                 weights[f"{name}.constant"] = centre = (-mean).astype(np.float32)
                 mean, at = mean + centre, nodes.index(first)
@@ -128,7 +130,7 @@ class Standard:
         return net.replace(nodes=nodes, weights=weights)
 
     def unfold(self) -> Network:
-        """The opposite, for a network that is trained further: the raw one for standardised rows and targets."""
+        """The inverse of `fold`, to train a network further: convert `raw` to standardised rows and targets."""
         assert self.raw is not None
         net, centre = (self.raw, 0.0) if self.rows is None else without_centre(self.raw)
         linear, weights = linear_nodes(net), dict(net.weights)
@@ -147,7 +149,7 @@ def linear_nodes(net: Network) -> list[Node]:
 
 
 def without_centre(net: Network) -> tuple[Network, Array | float]:
-    """A network without the Add that `fold` may have put before its first Linear, and what that adds: (D,) or 0."""
+    """Remove the Add that `fold` may have inserted before the first Linear; return its constant too, (D,) or 0."""
     add, rest = net.nodes[0], net.nodes[1:]
     constant = add.weights.get("constant", "")
     is_centre = isinstance(add.layer, Add) and constant and add.inputs == tuple(net.inputs)
@@ -159,7 +161,7 @@ def without_centre(net: Network) -> tuple[Network, Array | float]:
 
 
 def why_not_foldable(net: Network) -> str:
-    """ "" if the scales of rows and targets can be folded into an MLP from elsewhere; else the reason."""
+    """ "" if row and target scaling can be folded into this network; else the reason."""
     net, _ = without_centre(net)
     chain = find_chain(net, 0, TRAINED)
     if chain is None or len(chain.nodes) < len(net.nodes) or chain.vectors != 1:
@@ -176,7 +178,7 @@ def _wide(weights: Mapping[str, Weight], name: str) -> Array:
 
 
 def _shift(W: Array, mean: Array) -> Array:
-    """W mean, by the float32 weights that will multiply. Without BLAS, whose bits depend on the number of threads."""
+    """W mean, with the float32 weights used at run time. No BLAS: its bits depend on the number of threads."""
     return (W.astype(np.float32) * mean).sum(axis=1)  # type: ignore[no-any-return]
 
 

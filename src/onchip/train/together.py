@@ -1,5 +1,8 @@
-"""Runs that are trained at the same time, piece by piece. A GPU trains on a piece while the host tells what came of the
-one before: an epoch of a small network takes the host about as long to tell as the GPU to train."""
+"""Runs trained concurrently, chunk by chunk.
+
+The GPU trains the next chunk while the host processes the results of the last one: for a small network, an epoch takes
+the host about as long as the GPU.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +14,29 @@ from onchip.train.training_run import PlannedRun, TrainingRun, flat_rows
 
 
 def begin_runs(planned: Sequence[PlannedRun], x: Array, y: Array, shared: SharedData) -> Together:
-    """Runs that are alike, ready for their first step; x and y are checked."""
+    """Prepare similar runs for their first step; x and y are checked already."""
     orders = [len(rows) for run in planned for rows in (run.train, run.held) if len(rows)]
     row_weights, x = [run.row_weights for run in planned], flat_rows(x)
     team = planned[0].bound.trainers([run.plan.network for run in planned], x, y, row_weights, orders, shared)
     team.make_ready()
     for run, trainer in zip(planned, team.trainers, strict=True):
         if len(run.held):
-            trainer.evaluate(run.train[:0])  # no row: compiles before the clock starts
+            trainer.evaluate(run.train[:0])  # empty: only compiles, before timing starts
     return Together(team, [TrainingRun(run, trainer) for run, trainer in zip(planned, team.trainers, strict=True)])
 
 
 class Together:
-    """The runs of a team under way."""
+    """Training runs that share a trainer team and its launches."""
 
     def __init__(self, team: TrainerTeam, runs: Sequence[TrainingRun]) -> None:
         self.team = team
-        self.runs: list[TrainingRun | None] = list(runs)  # None, by who drives them: one that is done
-        # Rows to validate on are judged by the weights that an epoch ends with.
+        self.runs: list[TrainingRun | None] = list(runs)  # the caller sets finished runs to None
+        # Validation needs the weights at the end of the epoch, so the GPU cannot run ahead.
         self.runs_ahead = team.is_beside_host and not any(len(run.held) for run in runs)
         self._under_way: list[Piece | None] | None = None
 
     def advance(self, steps: int | None = None) -> None:
-        """Some steps of every run, by default for about REPORT_SECONDS, or what was trained and not told yet."""
+        """Train some steps of every run, by default for about REPORT_SECONDS, or process results that are pending."""
         if any(run is not None and not run.has_trained for run in self.runs):
             if self._under_way is None:
                 self._begin(steps)

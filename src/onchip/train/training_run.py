@@ -1,4 +1,4 @@
-"""A training run in progress: planned, taken a piece of an epoch at a time, judged, taken up again."""
+"""A training run: planned, trained in chunks of an epoch, evaluated, resumed."""
 
 from __future__ import annotations
 
@@ -35,68 +35,68 @@ from onchip.train.order import epoch_order, epoch_orders, hold_out
 from onchip.train.row_weights import weights_of_rows
 
 _EPOCHS_SHOWN = 10  # in a notebook
-LEFT_OUT = (Dropout,)  # layers that do nothing while a network is trained: `fit` and the README's table say so
-REPORT_SECONDS = 0.1  # how often progress is told, and how soon Ctrl-C is heard
+LEFT_OUT = (Dropout,)  # layers ignored during training; `fit` and the README's table document it
+REPORT_SECONDS = 0.1  # interval of progress reports, and the latency of Ctrl-C
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands: after `step` of `steps` in `epoch` (from 1) of `epochs`."""
+    """Position of a run: after `step` of `steps` in `epoch` (from 1) of `epochs`."""
 
     epoch: int
     epochs: int
     step: int
     steps: int
     loss: float  # mean of the epoch so far
-    accuracy: float | None  # of the epoch so far, each row judged before it was learnt from; for classes only
+    accuracy: float | None  # of the epoch so far, each row evaluated before its update; for classes only
     samples_per_s: float
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch came to."""
+    """Results of one epoch."""
 
     epoch: int  # from 1
-    loss: float  # mean over its rows, by weight, each before its batch's update; of "half_sse", a sum, over the batches
+    loss: float  # weighted mean over the rows, each before its batch's update; for "half_sse", mean over the batches
     accuracy: float | None  # for classes only
     validation_loss: float | None
     validation_accuracy: float | None
     lr: float
-    seconds: float  # that its training took; by the GPU's clock, where one trained it
+    seconds: float  # training time; by the GPU's clock if one trained it
     samples_per_s: float
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Where a run stands: behind `step` steps of `epoch`, the first being 0."""
+    """State of a run after `step` steps of `epoch`, which counts from 0."""
 
     epoch: int
     step: int
-    epoch_hits: int  # of the epoch so far, as the two below
+    epoch_hits: int  # of the epoch so far, as are the next two
     epoch_rows: int
     epoch_seconds: float
     seconds: float  # trained so far
-    history: tuple[dict[str, Any], ...]  # of the epochs that are done
+    history: tuple[dict[str, Any], ...]  # of the finished epochs
     best_epoch: int  # 0: none yet
     losses: Array  # float64, of every step so far
     weights: dict[str, Array]
-    state: dict[str, Array]  # what the optimiser keeps
+    state: dict[str, Array]  # optimiser state
     best_weights: dict[str, Array]  # empty without early stopping
 
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """What training gives: the trained network, the loss of every step and epoch, and where it was done."""
+    """The result of training: the trained network, the loss of every step and epoch, and the device used."""
 
     network: Network
-    losses: Array  # float64, one number a step: the batch's loss before the step's update
+    losses: Array  # float64, one per step: the batch's loss before the update
     history: tuple[Epoch, ...]
-    best_epoch: int  # the epoch whose weights the network has: the last one, or with `patience` the best
+    best_epoch: int  # the epoch whose weights the network has: the last, or with `patience` the best
     seconds: float
     plan: Plan
     chosen: str
-    state: dict[str, Array]  # what the optimiser keeps: fit(..., state=) goes on from it
-    gpu_bytes: int  # memory of a GPU that the run held; 0: it ran on the CPU
+    state: dict[str, Array]  # optimiser state: fit(..., state=) continues from it
+    gpu_bytes: int  # GPU memory used by the run; 0 on the CPU
 
     @property
     def epoch_losses(self) -> tuple[float, ...]:
@@ -121,19 +121,19 @@ class FitResult:
 
 @dataclass(frozen=True, eq=False)
 class PlannedRun:
-    """A run that has not begun: how it will be trained, and on which rows."""
+    """A run that has not started: its plan and its rows."""
 
     net: Network
     options: TrainOptions
     plan: Plan
     bound: Bound
     chosen: str
-    train: Array  # rows to learn from
-    held: Array  # and to validate on
-    row_weights: Array | None  # (n,) float32, of all rows of x; None: all are 1
+    train: Array  # row indices to train on
+    held: Array  # row indices to validate on
+    row_weights: Array | None  # (n,) float32, for all rows of x; None: all are 1
 
     def is_like(self, other: PlannedRun) -> bool:
-        """Whether the two may be trained in the same launches."""
+        """Whether the two can be trained in the same launches."""
         ours, theirs = self.plan, other.plan
         is_same = (ours.job, ours.device, self.chosen) == (theirs.job, theirs.device, other.chosen)
         return is_same and [g.claim.facts for g in ours.groups] == [g.claim.facts for g in theirs.groups]
@@ -143,12 +143,12 @@ def plan_run(
     net: Network, x: Array, y: Array, options: TrainOptions, shared: SharedData, *, device: str, threads: int | None,
     sample_weight: Array | None = None, rows: Array | None = None, held: Array | None = None, text: str = "",
 ) -> PlannedRun:  # fmt: skip
-    """Plan a run; x, y and sample_weight are checked.
+    """Plan a run; x, y and sample_weight are checked already.
 
-    shared  with other runs on x
-    rows    of x to train on, as if x had no others; None: all
-    held    of x to validate on; None: a share of `rows`
-    text    the plan as JSON, if it was made elsewhere
+    shared  data shared with other runs on x
+    rows    indices of x to train on; None: all
+    held    indices of x to validate on; None: a share of `rows`
+    text    a plan as JSON, to use instead of planning here
     """
     for node in net.nodes:
         if isinstance(node.layer, LEFT_OUT):
@@ -188,7 +188,7 @@ def flat_rows(x: Array) -> Array:
 
 
 class TrainingRun:
-    """A training run in progress, a piece of an epoch at a time."""
+    """A training run in progress, trained in chunks of an epoch."""
 
     def __init__(self, planned: PlannedRun, trainer: Trainer) -> None:
         self.net, self.plan, self.chosen, self.options = planned.net, planned.plan, planned.chosen, planned.options
@@ -199,20 +199,20 @@ class TrainingRun:
             planned.row_weights,
         )
         self.batch = min(self.options.batch_size, len(self.train))
-        self.steps = -(-len(self.train) // self.batch)  # of an epoch
-        self.epoch = self.step = self.hits = 0  # epochs done; steps done of the next one, and their hits
+        self.steps = -(-len(self.train) // self.batch)  # per epoch
+        self.epoch = self.step = self.hits = 0  # epochs done; steps and correct predictions of the current epoch
         self.losses: list[Array] = []
-        self._epoch_begins = 0  # at this one of them
-        self.most_epochs = 1 if len(self.held) else epochs_at_once(len(self.train), self.batch)  # of a piece
-        self._trained: deque[tuple[Array, Array, float]] = deque()  # and not taken yet: losses, hits, seconds
-        self.told = 0.0  # the sum of the losses of the epoch so far
+        self._epoch_begins = 0  # index into losses
+        self.most_epochs = 1 if len(self.held) else epochs_at_once(len(self.train), self.batch)  # per piece
+        self._trained: deque[tuple[Array, Array, float]] = deque()  # not processed yet: losses, hits, seconds
+        self.told = 0.0  # sum of the losses of the epoch so far
         self.history: list[Epoch] = []
         self.best_epoch, self.best_weights = 0, dict[str, Array]()
         self.seconds, self.epoch_seconds, self.epoch_rows = 0.0, 0.0, 0
         self.piece = min(self.steps, 16)
-        self._ahead = 0  # steps that the trainer was given and that are not taken yet
-        self._has_all_rows = np.array_equal(self.train, np.arange(len(self.train)))  # the first ones, at least
-        self._orders: dict[int, Array] = {}  # of epochs: made while the device trains those before
+        self._ahead = 0  # steps sent to the trainer and not processed yet
+        self._has_all_rows = np.array_equal(self.train, np.arange(len(self.train)))  # train is 0, 1, 2, ...
+        self._orders: dict[int, Array] = {}  # by epoch; computed while the device trains the previous ones
 
     @property
     def is_epoch_done(self) -> bool:
@@ -226,16 +226,16 @@ class TrainingRun:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the trainer stands where this run does, not some steps ahead."""
+        """Whether the trainer is at this run's step, not ahead of it."""
         return not self._ahead
 
     @property
     def has_trained(self) -> bool:
-        """Whether there are steps to take."""
+        """Whether trained steps wait to be processed."""
         return bool(self._trained)
 
     def _orders_of(self, epochs: range) -> list[Array]:
-        """Of epochs before them none is kept; those behind the last one are not made."""
+        """Row orders of these epochs, cached; drops those of earlier epochs, computes none past the last epoch."""
         if not self.options.shuffle:
             return [self.train] * len(epochs)
         epochs = range(epochs.start, min(epochs.stop, self.options.epochs))
@@ -248,13 +248,14 @@ class TrainingRun:
         return [self._orders[epoch] for epoch in epochs]
 
     def next_rows(self) -> Array:
-        """The rows of the next step."""
+        """The row indices of the next step."""
         (order,) = self._orders_of(range(self.epoch, self.epoch + 1))
         return order[self.step * self.batch : (self.step + 1) * self.batch]
 
     def next_piece(self, steps: int | None = None) -> Piece | None:
-        """What the trainer is to be given now: some steps of an epoch, by default for about REPORT_SECONDS, and of
-        epochs that are shorter than that several. None: it has been given all."""
+        """The next chunk for the trainer: steps of one epoch, by default for about REPORT_SECONDS, or several short
+        epochs. None: the trainer has received all steps.
+        """
         epoch, step = self._trainer_at()
         o, left = self.options, self.options.epochs - epoch
         if not left:
@@ -267,22 +268,22 @@ class TrainingRun:
         return Piece(orders, [o.lr_at(number) for number in numbers], o.momentum, o.weight_decay)
 
     def _trainer_at(self) -> tuple[int, int]:
-        """The epoch and the step that the trainer has been given no rows of, the first ones being 0."""
+        """The epoch and step, from 0, of the next rows to send to the trainer."""
         return divmod(self.epoch * self.steps + self.step + self._ahead, self.steps)
 
     def make_next_orders(self, count: int) -> None:
-        """Of so many epochs behind those that the trainer was given, if those are whole: while the device works."""
+        """Compute the next `count` row orders while the device works, if the trainer is at an epoch's start."""
         epoch, step = self._trainer_at()
         if step == 0:
             self._orders_of(range(epoch, epoch + count))
 
     def keep(self, trained: Trained, took: float) -> None:
-        """What came of a piece, and the seconds that it took."""
+        """Queue the results of a chunk that took so many seconds."""
         self._trained.extend((losses, hits, took / len(trained)) for losses, hits in trained)
         self._choose_piece(sum(len(losses) for losses, _ in trained), took)
 
     def take_trained(self) -> Array:
-        """Go on to where the next of the trained steps end; their losses."""
+        """Process the next queued steps and return their losses."""
         losses, hits, took = self._trained.popleft()
         self.epoch_rows += min(len(losses) * self.batch, len(self.train) - self.step * self.batch)
         self.step += len(losses)
@@ -295,11 +296,11 @@ class TrainingRun:
         return losses
 
     def _choose_piece(self, count: int, took: float) -> None:
-        """The steps of the next piece, when so many took so long."""
+        """Set the steps of the next chunk from the time of the last one."""
         self.piece = max(1, round(count * min(4.0, REPORT_SECONDS / max(took, 1e-6))))
 
     def end_epoch(self) -> None:
-        """Judge the epoch and make ready for the next."""
+        """Evaluate the epoch and prepare for the next."""
         begin = time.perf_counter()
         losses = np.concatenate(self.losses[self._epoch_begins :])[-self.steps :]
         loss = self.epoch_loss(losses, self.epoch)
@@ -313,7 +314,7 @@ class TrainingRun:
                 raise self._diverged(f"validation loss {held_loss}", "a finite loss")
             held_accuracy = held_hits / len(self.held) if self._has_classes else None
             self.seconds += time.perf_counter() - begin
-        if self.epoch + 1 == self.options.epochs:  # no loss comes behind the last update to tell
+        if self.epoch + 1 == self.options.epochs:  # no later loss would reveal a non-finite last update
             for name, w in self.trainer.weights().items():
                 if not np.isfinite(w).all():
                     raise self._diverged(f"weight '{name}' is not finite", "finite weights")
@@ -328,10 +329,10 @@ class TrainingRun:
         self._epoch_begins = len(self.losses)
 
     def epoch_loss(self, losses: Array, epoch: int) -> float:
-        """Of an epoch, the first being 0, of the losses of its steps."""
+        """The mean loss of an epoch, counted from 0, from the losses of its steps."""
         if self.options.loss == "half_sse":
             return float(losses.mean())
-        order = self.train  # how many rows its batches have is all that counts, unless rows have weights
+        order = self.train  # only batch sizes matter, unless rows have weights
         if self.row_weights is not None and self.options.shuffle:
             order = order[epoch_order(len(order), self.options.seed, epoch)]
         weights = weights_of_batches(order, self.batch, self.row_weights)
@@ -365,7 +366,7 @@ class TrainingRun:
         )  # fmt: skip
 
     def take_up(self, at: Checkpoint) -> None:
-        """Stand where another run of the same job stood."""
+        """Resume from a checkpoint of the same job."""
         self.trainer.restore(at.weights, at.state)
         self.epoch, self.step, self.hits, self.seconds = at.epoch, at.step, at.epoch_hits, at.seconds
         self.epoch_rows, self.epoch_seconds = at.epoch_rows, at.epoch_seconds
@@ -386,7 +387,7 @@ class TrainingRun:
 
 
 def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:
-    """y as the kernels read it, if it fits n rows of the network's output."""
+    """Check targets against n rows of the network's output and convert them for the kernels."""
     D_out = net.output.row_size
     if not isinstance(y, np.ndarray):
         raise ShapeError(
@@ -399,7 +400,7 @@ def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:
             got, expected = f"{y.dtype.name}{list(y.shape)}", f"integers [{n}]"
             hint = "numbers of classes, one a row; for targets that are numbers loss 'mse'"
             raise ShapeError("classes do not fit", got=got, expected=expected, hint=hint)
-        y = np.array(y)  # a copy of our own: the kernels count on every class, and a run may last hours
+        y = np.array(y)  # a copy: the kernels trust every class index, and a run may last hours
         bad = np.flatnonzero((y < 0) | (y >= D_out))
         if bad.size:
             got, hint = f"{y[bad[0]]} in row {bad[0]}", "a network with an output for each class, or classes from 0 on"

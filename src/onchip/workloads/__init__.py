@@ -1,4 +1,4 @@
-"""The jobs that onchip knows by name, and loading: a name, a file or a Network becomes a Network."""
+"""The built-in workloads, and `load`: converts a workload name, a file or a torch module to a Network."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WORKLOADS: dict[str, Callable[[], Network]] = {
 
 
 def load(model: Any, example: Any = None, *, shapes: Shapes | None = None) -> Network:
-    """A network from a file (.onnx, .safetensors), the name of a workload, with its seeded weights, or a torch module.
+    """Load a network from a file (.onnx, .safetensors), a workload name (with seeded weights) or a torch module.
 
-    example  for a torch module: what its forward takes, a tensor or array (B, ...), a tuple of them, or a dict of them
-             by keyword. The module and the network run on a few rows like it, and must agree
-    shapes   sizes that an ONNX file leaves open, by the names of inputs: {"x": ("B", 3, 640, 640)}. "B" is the batch,
-             which comes first; a number in its place is the batch that the file is written for. A file of one input
-             needs no name: ("B", 3, 640, 640)
+    example  for a torch module: the input of its forward, a tensor or array (B, ...), a tuple of them, or a dict by
+             keyword. The module and the network are run on a few such rows and must agree
+    shapes   sizes that an ONNX file leaves open, by input name: {"x": ("B", 3, 640, 640)}. "B" is the batch, always the
+             first axis; a number there is the batch size that the file is exported for. A file with one input needs no
+             name: ("B", 3, 640, 640)
     """
     is_path = isinstance(model, str | os.PathLike)
     if shapes is not None and (not is_path or str(model).lower() in WORKLOADS):
@@ -50,7 +50,7 @@ def load(model: Any, example: Any = None, *, shapes: Shapes | None = None) -> Ne
 
 
 def model_name(text: str, known: Iterable[str] = WORKLOADS) -> str:
-    """A workload's name as it is known, whatever its case, or the path of a file; InputError if it can be neither."""
+    """The canonical name of a workload, in any case, or the path of a file; InputError if it is neither."""
     names = {name.lower(): name for name in known}
     if text.lower() in names:
         return names[text.lower()]

@@ -1,4 +1,4 @@
-"""Train a network on a data set, then test what will really run: the compiled network."""
+"""Train a network on a data set, then test the compiled network."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from onchip.workloads.table_data import flat
 @dataclass(frozen=True, eq=False)
 class Trained:
     fit: FitResult
-    predictions: Array  # for every test row: (n,) int64, its class; (n, D_out) float32 where numbers were learnt
-    accuracy: float | None = None  # share of the test rows whose class is right; None without classes or test rows
-    test_mse: float | None = None  # mean of the squared errors of the test rows' numbers; None for classes
-    f1: float | None = None  # mean over the classes, where there is an accuracy
-    r2: float | None = None  # where there is a test_mse, of two rows or more; mean over the outputs
-    # The same of predictions that need no network: the training rows' most common class, the mean of their targets.
+    predictions: Array  # per test row: (n,) int64 classes; (n, D_out) float32 for regression
+    accuracy: float | None = None  # on the test rows; None without classes or test rows
+    test_mse: float | None = None  # on the test rows; None for classes
+    f1: float | None = None  # macro average, if there is an accuracy
+    r2: float | None = None  # if there is a test_mse and at least two rows; mean over the outputs
+    # Scores of a constant prediction: the training rows' most common class, or their mean target.
     baseline_accuracy: float | None = None
     baseline_mse: float | None = None
 
     @property
     def beats_baseline(self) -> bool | None:
-        """Whether it is better than that, or perfect; None: there is nothing to test on."""
+        """Whether the network beats the baseline or is perfect; None without test rows."""
         if self.accuracy is not None and self.baseline_accuracy is not None:
             return self.accuracy > self.baseline_accuracy or self.accuracy == 1
         if self.test_mse is not None and self.baseline_mse is not None:
@@ -66,8 +66,8 @@ def train_and_test(
 ) -> Trained:
     """Train on the data's training rows, then run its test rows through the compiled result.
 
-    standard  how rows and targets are standardised for training; the network that comes out reads raw rows
-    how       what else `fit` takes: checkpoint, resume, debug, ...
+    standard  the scaling of rows and targets during training; the resulting network reads raw rows
+    how       other arguments of `fit`: checkpoint, resume, debug, ...
     """
     x_train, y_train = standard.apply(data.x_train, data.y_train)
     x_train, x_test = fit_rows(x_train, net, data), fit_rows(data.x_test, net, data)
@@ -80,7 +80,7 @@ def train_and_test(
 
 
 def judge(result: FitResult, y: Array, truth: Array, learnt: Array) -> Trained:
-    """y of the test rows beside the truth: classes (n,), or numbers (n, D_out), perhaps classes as 0s and one 1.
+    """Score outputs y of the test rows against the truth: classes (n,), or values (n, D_out), which may be one-hot.
 
     learnt  the targets of the training rows, of the same kind
     """
@@ -113,7 +113,7 @@ def _mse(y: Array, truth: Array) -> float:
 
 
 def _r2(y: Array, truth: Array) -> float | None:
-    """As scikit-learn's r2_score: an output whose truth is constant has 1 if all of it is right, else 0."""
+    """As scikit-learn's r2_score: an output with constant truth scores 1 if it is exact, else 0."""
     if len(truth) < 2:
         return None
     errors, squares = np.square(y - truth).sum(axis=0), np.square(truth - truth.mean(axis=0)).sum(axis=0)
@@ -126,7 +126,7 @@ def _is_one_hot(truth: Array) -> bool:
 
 
 def fit_rows(x: Array, net: Network, data: Dataset) -> Array:
-    """The data's rows in the shape that the network reads."""
+    """Reshape the data's rows to the network's input."""
     if x.shape[1] != net.input.row_size:
         got, other = f"{x.shape[1]} numbers a row", "other data"
         if data.side is not None:
@@ -139,14 +139,14 @@ def fit_rows(x: Array, net: Network, data: Dataset) -> Array:
 
 
 def with_meaning(net: Network, data: Dataset) -> Network:
-    """The network with what the data says of its rows and results, where it is of such rows and results."""
+    """Attach the data's column and class names to the network, if they fit its input and output."""
     meaning = data.meaning
     has_classes = len(meaning.classes) == net.output.row_size
     return net.replace(meaning=replace(meaning, classes=meaning.classes if has_classes else ()))
 
 
 def check_model_path(path: Path) -> None:
-    """Raise now what saving a network to `path` would raise after the training."""
+    """Raise now the error that saving to `path` would raise after training."""
     if path.suffix.lower() not in SUFFIXES and not path.is_dir():
         got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
         expected, hint = f"one of {', '.join(SUFFIXES)}", f"-o {path.with_suffix('.onnx')}"
@@ -155,7 +155,7 @@ def check_model_path(path: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise OutputError now if nothing can be written into `folder`, which need not be there yet."""
+    """Raise OutputError if files cannot be written into `folder`, which need not exist yet."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if there.is_dir():
         check_writable(there / "file")

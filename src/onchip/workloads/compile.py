@@ -1,4 +1,4 @@
-"""compile, as users call it: what load accepts becomes an engine."""
+"""The public compile: accepts whatever load accepts and returns an engine."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from onchip.workloads import load
 
 
 def compile(model: Any, example: Any = None, *by_position: Any, **options: Any) -> Engine:
-    """Load a model, plan it for a device and make it ready to run.
+    """Load a model, plan it for a device and prepare it to run.
 
-    The plan, and with it the bits of every result, is fixed here: `batch_hint` is the number of rows, all together,
-    that it is priced for, and the engine then runs any number.
+    The plan is fixed here, and with it the bits of every result. `batch_hint` is the total number of rows per call that
+    the planner optimises for; the engine runs any number.
 
     model    a Network, or what `onchip.load` accepts: a file, the name of a workload, a torch module
-    example  of a torch module, as for `onchip.load`. A string here is the device: compile(net, "cuda")
-    device   "cpu", "cuda", "cuda:1"; "auto": the one that should do a call with batch_hint rows of the host sooner
-             (`chosen` says why). Who calls with arrays of a GPU asks for "cuda"
-    without  rewrites to leave out, to compare: "fold", "merge", "windows", "phases", "early"
-    tables   "fp16", "bf16" or "fp8" keeps the tables of a folded embedding in fewer bits; sums stay float32, those of
-             fp8 tables on a GPU float16. fp8: e4m3 and a factor a channel; `onchip check --tables fp8` shows its error
-    io       "fp32", "fp16" or "bf16": what float inputs and outputs are in memory; else what the network says
-    debug    on a GPU: wait after every launch, and name the kernel that failed
+    example  for a torch module, as in `onchip.load`. A string here is the device: compile(net, "cuda")
+    device   "cpu", "cuda", "cuda:1"; "auto": the device estimated faster for batch_hint rows in host memory (`chosen`
+             gives the reason). Use "cuda" if inputs are GPU arrays
+    without  rewrites to disable, for comparison: "fold", "merge", "windows", "phases", "early"
+    tables   "fp16", "bf16" or "fp8" stores the tables of a folded embedding in fewer bits. Sums stay float32; fp8
+             tables on a GPU are summed in float16. fp8 is e4m3 with one scale per channel: see its error with
+             `onchip check --tables fp8`
+    io       "fp32", "fp16" or "bf16": dtype of float inputs and outputs in memory; default: the network's own
+    debug    on a GPU: synchronise after every launch and name the kernel that failed
     """
-    if isinstance(example, str):  # no example is one
+    if isinstance(example, str):  # an example is never a string
         example, by_position = None, (example, *by_position)
     loading = {name: options.pop(name) for name in _LOADING if name in options}
     return engine.compile(load(model, example, **loading), *by_position, **options)
@@ -34,7 +35,7 @@ def compile(model: Any, example: Any = None, *by_position: Any, **options: Any) 
 
 _LOADING = inspect.signature(load).parameters
 _MODEL, _EXAMPLE, *_MORE = _LOADING.values()
-_OPTIONS = list(inspect.signature(engine.compile).parameters.values())[1:]  # after the network
-compile.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what help() and the API's page show
+_OPTIONS = list(inspect.signature(engine.compile).parameters.values())[1:]  # without the network
+compile.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # for help() and docs/api.md
     [_MODEL, _EXAMPLE, *_OPTIONS, *(one.replace(kind=one.KEYWORD_ONLY) for one in _MORE)], return_annotation="Engine"
 )

@@ -1,4 +1,4 @@
-"""A data set: rows to train on and rows to test on, each with its class or its numbers."""
+"""A data set: training and test rows with classes or target values."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from onchip.network.recipe import Array
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Rows as a network reads them. Classes are (n,) int64, numbers to hit (n, D_out) float32."""
+    """Rows in the layout that a network reads. Classes are (n,) int64, target values (n, D_out) float32."""
 
     name: str
     where: str
     side: int | None  # an image is side x side pixels; None: no images
     x_train: Array  # (n, D_in) float32
     y_train: Array
-    x_test: Array  # of no row: there is nothing to test on
+    x_test: Array  # empty: nothing to test on
     y_test: Array
-    words: tuple[str, ...] = ()  # what the classes are called; empty: by their numbers
-    notes: tuple[str, ...] = ()  # what its user should be told
-    columns: tuple[str, ...] = ()  # what the numbers of a row are called; empty: nothing
-    scale: float = 0.0  # the rows are bytes divided by this; 0: they are not
-    is_table: bool = False  # columns that may have units of their own; else rows are images, series or the like
+    words: tuple[str, ...] = ()  # class names; empty: classes are named by index
+    notes: tuple[str, ...] = ()  # messages for the user
+    columns: tuple[str, ...] = ()  # column names; empty: none
+    scale: float = 0.0  # the rows are bytes divided by this; 0: they are not bytes
+    is_table: bool = False  # columns may have different units; else rows are images, series or similar
 
     @property
     def meaning(self) -> Meaning:
-        """Of the rows and results of a network for this data."""
+        """Column and class names for a network trained on this data."""
         classes = self.words or tuple(map(str, range(self.outputs)))
         return Meaning(self.columns, classes if self.y_train.ndim == 1 else (), self.scale)
 
@@ -37,7 +37,7 @@ class Dataset:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a network for this data gives."""
+        """The number of outputs that a network for this data needs."""
         if self.y_train.ndim == 2:
             return int(self.y_train.shape[1])
         return len(self.words) or 1 + max(int(y.max()) for y in (self.y_train, self.y_test) if len(y))

@@ -1,6 +1,6 @@
-"""decode: a tiny decoder run on every pixel (72-64-64-4, ReLU, no bias), millions of rows a frame.
+"""decode: a tiny decoder run on every pixel (72-64-64-4, ReLU, no bias), millions of rows per frame.
 
-71 signals come in, stored in 72 columns with the last one zero.
+71 inputs, stored in 72 columns; the last column is zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def network(seed: int = 0) -> Network:
 
 
 def inputs(B: int, seed: int = 1) -> Array:
-    """(B, 72) float32 rows: random signals, zero in the last column."""
+    """(B, 72) float32 rows: random inputs, zero in the last column."""
     x = np.random.default_rng(seed).standard_normal((B, WIDTHS[0]), dtype=np.float32)
     x[:, SIGNALS:] = 0
     return x

@@ -1,4 +1,4 @@
-"""demo: the whole way once. Train, save, load, plan, check, time, draw; on data that is always there."""
+"""demo: train, save, load, plan, check, time and draw, on the bundled digits."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from onchip.workloads.classify import Trained, train_and_test
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.digits_picture import draw_digits
 
-# 97 to 98 % of the test rows in a fraction of a second; the defaults of `train` are made for MNIST.
+# 97 to 98 % of the test rows in a fraction of a second; the defaults of `train` are for MNIST.
 EPOCHS, LR, BATCH_SIZE, SEED = 30, 0.1, 32, 0
 ROWS = 20_000  # a second or two of timing on two cores
-_ROW_BYTES = 1024  # of a row in all engines: 64 pixels, 10 results, some copies
+_ROW_BYTES = 1024  # per row over all engines: 64 pixels, 10 results, some copies
 REPEATS = 7
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One way to run the same rows through the same network."""
+    """Time and error of one implementation on the same rows and network."""
 
     engine: str
-    device: str  # where it ran: "cpu" or, as PyTorch too calls them, "cuda:0"
+    device: str  # "cpu" or "cuda:0"
     median_ms: float
     p20_ms: float
     p80_ms: float
@@ -50,7 +50,7 @@ class Timing:
 def train_digits(
     folder: Path, epochs: int = EPOCHS, on_progress: Callable[[Progress], None] | None = None
 ) -> tuple[Dataset, Trained]:
-    """Train 64-320-160-10 on the bundled digits; `folder`, where the results will go, is made first."""
+    """Train 64-320-160-10 on the bundled digits; creates `folder` for the results first."""
     if epochs < 1:
         raise InputError("bad number of epochs", got=str(epochs), expected="at least 1", hint=f"--epochs {EPOCHS}")
     make_folder(folder)
@@ -77,7 +77,7 @@ def make_folder(folder: Path) -> None:
 
 
 def save_and_load(folder: Path, net: Network, x: Array, rows: int = ROWS) -> tuple[Engine, tuple[Path, ...]]:
-    """Save the network in both formats and compile it as a user would: from the file, for so many rows."""
+    """Save the network in both formats and compile it from the file, as a user would, for so many rows."""
     files = (folder / "digits.onnx", folder / "digits.safetensors")
     for path in files:
         save(net, path)
@@ -93,18 +93,18 @@ def save_and_load(folder: Path, net: Network, x: Array, rows: int = ROWS) -> tup
 def time_rows(
     engine: Engine, images: Array, rows: int = ROWS, on_progress: Callable[[float, str], None] | None = None
 ) -> tuple[Timing, ...]:
-    """Run the images over and over, `rows` in all, through onchip, NumPy and, where it is installed, PyTorch.
+    """Time `rows` rows, the images repeated, with onchip, NumPy and, if installed, PyTorch.
 
-    All get NumPy arrays and give NumPy arrays: on a GPU the copies there and back count. PyTorch runs where onchip
-    runs, if it can. Each is held against float64 first: a wrong one has no time. Then they take turns, so that whatever
-    else the machine does falls on all of them. on_progress gets the part that is done and what is being done.
+    All read and return NumPy arrays, so on a GPU the copies count. PyTorch runs on onchip's device if it can. Each
+    result is first checked against float64: a wrong one gets no time. The runs are interleaved, so that other load on
+    the machine affects all of them. on_progress receives the fraction done and the current task.
     """
     check_rows_to_time(rows)
     tell = on_progress or (lambda part, what: None)
     net, x = engine.plan.network, np.resize(images, (rows, images.shape[1]))
     truth = reference.forward(net, images, "float64")
     allowed = FACTOR * scaled_error(reference.forward(net, images, "float32"), truth) + ULPS * ULP["fp32"]
-    truth = np.resize(truth, (rows, truth.shape[1]))  # repeated as the images are
+    truth = np.resize(truth, (rows, truth.shape[1]))  # repeated like the images
     ours = engine.chosen.partition(" ")[0]
     runners: dict[str, Callable[[Array], Array]] = {"onchip": engine, "NumPy, layer by layer": numpy_layers(net)}
     devices = {"onchip": ours, "NumPy, layer by layer": "cpu"}
@@ -120,7 +120,7 @@ def time_rows(
     for turn in range(REPEATS):
         tell(turn / REPEATS, f"turn {turn + 1} of {REPEATS}")
         for name, run in runners.items():
-            run(x)  # untimed: the threads of the one before still spin, which would cost PyTorch a factor of two
+            run(x)  # untimed: threads of the previous engine still spin, which would cost PyTorch a factor of two
             start = time.perf_counter()
             run(x)
             times[name].append(1e3 * (time.perf_counter() - start))
@@ -132,9 +132,9 @@ def time_rows(
 
 
 def plan_beside(plan: Plan, median_ms: float) -> tuple[Plan, str]:
-    """The plan of what took so long, its floor by the rates that a CPU is known for by now; and a word on that floor.
+    """The plan with its floor from the current CPU rates, and a note on that floor.
 
-    A run that beats its floor shows that the rates were measured beside other work: they are measured again.
+    If a run beats its floor, the rates were measured while the machine was busy; they are measured again.
     """
     if plan.device.kind != "cpu":
         return plan, ""
@@ -151,7 +151,7 @@ def used_weights(net: Network) -> dict[str, Array]:
 
 
 def numpy_layers(net: Network) -> Callable[[Array], Array]:
-    """Linear and ReLU as one writes them in NumPy: a product, a sum and a maximum a layer, no needless copies."""
+    """Linear and ReLU in plain NumPy: a matmul, an add and a maximum per layer, without extra copies."""
     weights = used_weights(net)
 
     def run(x: Array) -> Array:
@@ -167,13 +167,13 @@ def numpy_layers(net: Network) -> Callable[[Array], Array]:
 
 
 def torch_layers(net: Network, wanted: str) -> tuple[Callable[[Array], Array], str] | None:
-    """The same in PyTorch, and the device that it runs on; None where it is not installed.
+    """The same in PyTorch, and its device; None if PyTorch is not installed.
 
-    wanted  "cuda:0": there, if PyTorch can use it; else on the CPU with all cores
+    wanted  "cuda:0": used if PyTorch can; else the CPU with all cores
     """
     try:
         import torch
-    except (ImportError, OSError):  # OSError: installed, but a library of it is missing
+    except (ImportError, OSError):  # OSError: installed, but one of its libraries is missing
         return None
     device = wanted if wanted.startswith("cuda") and torch.cuda.is_available() else "cpu"
     torch.set_num_threads(core_count())
@@ -187,13 +187,13 @@ def torch_layers(net: Network, wanted: str) -> tuple[Callable[[Array], Array], s
                     y = torch.nn.functional.linear(y, weights[node.weights["weight"]], weights[node.weights["bias"]])
                 else:
                     y = torch.relu_(y)
-            out: Array = y.cpu().numpy()  # from a GPU: waits until the last kernel is done
+            out: Array = y.cpu().numpy()  # synchronises with the GPU
             return out
 
     return run, device
 
 
-# -- the picture -------------------------------------------------------------------------------------------
+# -- picture ---------------------------------------------------------------------------------------------
 
 
 def draw(folder: Path, data: Dataset, trained: Trained) -> Path:

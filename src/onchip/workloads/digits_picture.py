@@ -1,4 +1,4 @@
-"""The picture that the demo draws, as SVG: browsers show it, and no package is needed for it."""
+"""The demo's picture, as SVG: browsers show it, and writing it needs no package."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from onchip.network.recipe import Array
 from onchip.workloads.classify import Trained
 from onchip.workloads.dataset import Dataset
 
-_COLUMNS, _LINES, _SCALE = 10, 5, 5  # images shown; units of the picture per pixel of an image
-_CELL_X, _CELL_Y, _TOP = 54, 66, 44  # from one image to the next, and the first
+_COLUMNS, _LINES, _SCALE = 10, 5, 5  # images shown; picture units per image pixel
+_CELL_X, _CELL_Y, _TOP = 54, 66, 44  # grid pitch, and offset of the first image
 _LEFT, _RIGHT, _BOTTOM = 640, 980, 350  # of the loss curve
 
 
 def draw_digits(data: Dataset, trained: Trained) -> str:
-    """Test images with the predicted class, the wrong ones first and in red, beside the loss curve."""
+    """Test images with their predicted class, wrong ones first and in red, next to the loss curve."""
     is_wrong = trained.predictions != data.y_test
     shown = np.argsort(~is_wrong, kind="stable")[: _COLUMNS * _LINES]
     title = f"{trained.accuracy:.1%} of {len(data.y_test)} test digits right, the {is_wrong.sum()} wrong ones first"
@@ -42,7 +42,7 @@ def draw_digits(data: Dataset, trained: Trained) -> str:
 
 
 def _pixels(image: Array) -> str:
-    """A path for each level of gray; 0 is white."""
+    """One path per gray level; 0 is white."""
     paths = []
     for level in np.unique(image[image > 0]):
         squares = "".join(f"M{x} {y}h1v1h-1z" for y, x in np.argwhere(image == level))
@@ -51,7 +51,7 @@ def _pixels(image: Array) -> str:
 
 
 def _curve(losses: Sequence[float], epoch_losses: Sequence[float]) -> list[str]:
-    """The loss of every step, and the mean of every epoch, on a logarithmic scale."""
+    """The loss per step and the mean per epoch, on a logarithmic scale."""
     seen = [loss for loss in (*losses, *epoch_losses) if 0 < loss < math.inf]
     low, high = (math.floor(math.log10(min(seen))), math.ceil(math.log10(max(seen)))) if seen else (-1, 0)
     high = max(high, low + 1)

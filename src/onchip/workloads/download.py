@@ -1,6 +1,6 @@
-"""Data sets fetched from where they are published: each file whole and by its checksum, or not at all.
+"""Download data sets from their publishers; files are verified by checksum and appear atomically.
 
-What has arrived lies in NAME.part beside the file, and a fetch that was cut short goes on behind it.
+Partial data is kept in NAME.part next to the file, and an interrupted download resumes from it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from onchip.errors import FormatError, InputError, OnchipError
 from onchip.files import open_input, open_locked, write_error
 
 _PIECE_BYTES = 1 << 16
-_PIECES_AHEAD = 16  # that may wait to be written
-_TIMEOUT_S = 30.0  # without a byte, and beside what the bytes of a file take
-_LEAST_BYTES_S = 10_000  # a source that sends less is given up; what came stays for the next try
+_PIECES_AHEAD = 16  # queued for writing
+_TIMEOUT_S = 30.0  # without any byte; also a base for the total time limit
+_LEAST_BYTES_S = 10_000  # slower sources are abandoned; received bytes are kept for the next attempt
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Files that lie side by side, in a folder of this name, and where they are published."""
+    """Files stored together in a folder of this name, and their sources."""
 
     name: str
     files: tuple[DataFile, ...]
@@ -49,7 +49,7 @@ class DataSet:
         return sum(file.size_bytes for file in self.files)
 
 
-# LeCun, Cortes, Burges; the checksums are those of the four files as they were published.
+# LeCun, Cortes, Burges; checksums of the four files as published.
 _MNIST_FILES = (
     ("train-images-idx3-ubyte.gz", 9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
     ("train-labels-idx1-ubyte.gz", 28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
@@ -62,18 +62,18 @@ _MNIST_SOURCES = (
 MNIST = DataSet("mnist", tuple(DataFile(*file) for file in _MNIST_FILES), _MNIST_SOURCES)
 DATA_SETS = {MNIST.name: MNIST}
 
-Progress = Callable[[int], None]  # of the bytes that are there, of all files
+Progress = Callable[[int], None]  # called with the bytes present so far, over all files
 
 
 def data_folder() -> Path:
-    """Where data sets are looked for first, and put: $ONCHIP_DATA, else `data` in the cache folder."""
+    """The folder where data sets are stored and searched first: $ONCHIP_DATA, else `data` in the cache folder."""
     return Path(os.environ.get("ONCHIP_DATA") or cache_dir() / "data").absolute()
 
 
 def fetch(data: DataSet, folder: Path, sources: Sequence[str] = (), progress: Progress = lambda done: None) -> int:
-    """Put the files of a data set into a folder; how many of them were not there yet.
+    """Download the files of a data set into a folder; return how many were missing.
 
-    sources  URLs or folders that hold the files, tried in this order for each; else where they are published
+    sources  URLs or folders with the files, tried in this order for each; default: the published ones
     """
     fetched = done = 0
     try:
@@ -109,7 +109,7 @@ def _fetch_file(file: DataFile, folder: Path, sources: Sequence[str], progress: 
 
 
 class _SourceError(Exception):
-    """This place does not have the file, or not now; another may."""
+    """This source cannot provide the file now; another may."""
 
 
 def _fetch_from(source: str, file: DataFile, folder: Path, progress: Progress) -> None:
@@ -123,9 +123,9 @@ def _fetch_from(source: str, file: DataFile, folder: Path, progress: Progress) -
             _append(source, file, out, progress)
             out.seek(0)
             if hashlib.file_digest(out, "sha256").hexdigest() != file.sha256:
-                part.unlink()  # to continue after wrong bytes would not make them right
+                part.unlink()  # resuming after wrong bytes cannot succeed
                 raise _SourceError("the bytes are not those that were published")
-            os.replace(part, folder / file.name)  # before it is closed, which ends its lock
+            os.replace(part, folder / file.name)  # before closing, which releases the lock
     except (OnchipError, _SourceError):
         raise
     except OSError as error:
@@ -133,14 +133,14 @@ def _fetch_from(source: str, file: DataFile, folder: Path, progress: Progress) -
 
 
 def _append(source: str, file: DataFile, out: IO[bytes], progress: Progress) -> None:
-    """Write what is missing behind what is there."""
+    """Append the missing bytes."""
     there = out.seek(0, os.SEEK_END)
     if there == file.size_bytes:
         return
     end_s = time.monotonic() + _TIMEOUT_S + file.size_bytes / _LEAST_BYTES_S
     here = -1
     for piece in _pieces(source, file, there if there < file.size_bytes else 0, end_s):
-        if isinstance(piece, int):  # a server that cannot begin in the middle begins anew
+        if isinstance(piece, int):  # a server without range support starts over
             here = out.seek(piece)
             out.truncate()
         else:
@@ -151,10 +151,9 @@ def _append(source: str, file: DataFile, out: IO[bytes], progress: Progress) -> 
 
 
 def _pieces(source: str, file: DataFile, begin: int, end_s: float) -> Iterator[int | bytes]:
-    """The byte at which a source begins, then what it sends from there, at most all of the file; _SourceError if it
-    fails, or is not done at that time.
+    """Yield the source's start offset, then its chunks up to the file size; _SourceError on failure or timeout.
 
-    A thread of its own reads: a server that always sends a little could keep whoever waits for it for ever.
+    A separate thread reads: a server that keeps sending a few bytes could block the caller forever.
     """
     came: queue.Queue[int | bytes | Exception] = queue.Queue(_PIECES_AHEAD)
     is_over = threading.Event()
@@ -162,13 +161,13 @@ def _pieces(source: str, file: DataFile, begin: int, end_s: float) -> Iterator[i
     def read() -> None:
         try:
             with _opened(source, file.name, begin) as (incoming, begins):
-                came.put(begins)  # the first of them: there is room
+                came.put(begins)  # the first item: the queue has space
                 left = file.size_bytes - begins
                 while not is_over.is_set() and left and (piece := incoming.read1(min(_PIECE_BYTES, left))):
                     came.put(piece, timeout=_TIMEOUT_S)
                     left -= len(piece)
             came.put(b"", timeout=_TIMEOUT_S)
-        except Exception as error:  # HTTPException, ValueError, UnicodeError, OSError, ..: as servers and addresses are
+        except Exception as error:  # servers and addresses cause HTTPException, ValueError, UnicodeError, OSError, ..
             with suppress(queue.Full):
                 came.put(error, timeout=_TIMEOUT_S)
 
@@ -194,7 +193,7 @@ def _pieces(source: str, file: DataFile, begin: int, end_s: float) -> Iterator[i
 
 @contextmanager
 def _opened(source: str, name: str, begin: int) -> Iterator[tuple[Any, int]]:
-    """A file of a source, and the byte that its first is: `begin` where the source can."""
+    """Open a file of a source; also return its start offset, `begin` if the source supports it."""
     if source.startswith(("http://", "https://")):
         request = urllib.request.Request(f"{source.rstrip('/')}/{name}", headers={"Range": f"bytes={begin}-"})
         with urllib.request.urlopen(request if begin else request.full_url, timeout=_TIMEOUT_S) as incoming:

@@ -1,7 +1,7 @@
-"""faces: pictures of 64x64 pixels out of 100 random numbers, by a projection and four transposed convolutions.
+"""faces: 64x64 images from 100 random values, by a projection and four transposed convolutions.
 
 z (B, 100) -> Linear 4x4x512 -> batch norm, ReLU -> transposed convolutions 5x5, stride 2, to 256, 128, 64 channels with
-batch norm and ReLU -> to 3 channels, tanh -> (B, 64, 64, 3), numbers between -1 and 1 or, with `pixels`, bytes.
+batch norm and ReLU -> to 3 channels, tanh -> (B, 64, 64, 3), values in [-1, 1] or, with `pixels`, bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onchip.network.types import BATCH, TensorType
 
 LATENT, CHANNELS, START = 100, (512, 256, 128, 64, 3), 4
 KERNEL = 5
-PADS = (1, 1, 2, 2)  # y[2i - 1 + r] += x[i] * w[r]: twice as many numbers come out as go in
+PADS = (1, 1, 2, 2)  # y[2i - 1 + r] += x[i] * w[r]: doubles the size
 
 
 def network(
@@ -32,7 +32,7 @@ def network(
     channels: Sequence[int] = CHANNELS,
     start: int = START,
 ) -> Network:
-    """The network with the weights of a file (network.bin, in the order of `layout`), or seeded ones (draw_flat).
+    """The network with weights from a file (network.bin, in the order of `layout`), or seeded ones (draw_flat).
 
     channels  of the projection and of each transposed convolution
     start     height and width of the projection; each transposed convolution doubles them
@@ -62,10 +62,10 @@ def network(
 
 
 def layout(latent: int, channels: Sequence[int], start: int) -> list[FlatTensor]:
-    """What stands where in network.bin: the projection (latent, start * start * C), its bias, batch norm; then each
+    """Layout of network.bin: the projection (latent, start * start * C), its bias, batch norm; then each transposed
+    convolution (5, 5, C_out, C_in), its bias and, except for the last, batch norm (beta, gamma, mean, var).
 
-    transposed convolution (5, 5, C_out, C_in), its bias and, but for the last, its batch norm (beta, gamma, mean, var).
-    Seeded weights spread by sqrt(2 / terms of a sum), so that numbers keep their size from layer to layer.
+    Seeded weights have standard deviation sqrt(2 / fan-in), which keeps the scale of activations from layer to layer.
     """
     width = start * start * channels[0]
     tensors = [
@@ -74,7 +74,7 @@ def layout(latent: int, channels: Sequence[int], start: int) -> list[FlatTensor]
         *_norm(0, channels[0]),
     ]
     for i, (C_in, C_out) in enumerate(pairwise(channels), start=1):
-        terms = max(1, C_in) * KERNEL * KERNEL / 4  # every second row and column of the kernel meets an output
+        terms = max(1, C_in) * KERNEL * KERNEL / 4  # every second row and column of the kernel contributes to an output
         tensors.append(FlatTensor(f"tconv{i}.weight", (KERNEL, KERNEL, C_out, C_in), math.sqrt(2 / terms)))
         tensors.append(FlatTensor(f"tconv{i}.bias", (C_out,), 0.1))
         if i < len(channels) - 1:
@@ -93,7 +93,7 @@ def _norm_relu(i: int, value: str) -> list[Node]:
 
 
 def _permuted(weight: Weight, axes: tuple[int, ...]) -> Weight:
-    """A stored weight in the order of axes that its layer wants: a copy, or a recipe that will make it."""
+    """A stored weight with its axes permuted for its layer: a copy, or a recipe for it."""
     if isinstance(weight, Recipe):
         shape = tuple(weight.shape[axis] for axis in axes)
         return Recipe.of(transposed, (weight,), shape, weight.dtype, axes=axes)

@@ -1,4 +1,4 @@
-"""The network of a run: by name or file, with the weights of a file or random ones."""
+"""The network of a run: by name or file, with weights from a file or random ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onchip.workloads import WORKLOADS, faces, load, sentiment
 if TYPE_CHECKING:
     from onchip.formats.onnx.shapes import Shapes
 
-WEIGHT_FILES = {"sentiment": "params.bin", "faces": "network.bin"}  # which workloads have one, and its usual name
+WEIGHT_FILES = {"sentiment": "params.bin", "faces": "network.bin"}  # workloads with a weight file, and its usual name
 
 
 def job_network(
@@ -30,10 +30,10 @@ def job_network(
     lengths: bool = False,
     shapes: Shapes | None = None,
 ) -> Network:
-    """A network by name or file; `weights` for the workloads that have a weight file.
+    """Build a network by name or load it from a file; `weights` is for workloads with a weight file.
 
-    pixels   the results are to be drawn: faces then makes bytes itself
-    lengths  sentences have lengths of their own: sentiment then reads them, too
+    pixels   results will be drawn: faces then returns bytes
+    lengths  sentences have individual lengths: sentiment then reads them as a second input
     shapes   sizes of inputs that an ONNX file leaves open
     """
     if shapes is not None and model in WEIGHT_FILES:
@@ -49,7 +49,7 @@ def job_network(
 
 
 def weights_note(model: str, weights: Path | None, net: Network) -> list[str]:
-    """What must be said of the weights: random ones give results that mean nothing."""
+    """A warning for random weights: the results are meaningless."""
     if weights is not None or model not in WORKLOADS or not net.weights:
         return []
     results = "pictures" if is_image(net.output) else "results"
@@ -59,9 +59,9 @@ def weights_note(model: str, weights: Path | None, net: Network) -> list[str]:
 def run_record(
     model: str, net: Network, files: Mapping[str, Path], job: Job, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What decides the results of a run, for its manifest: a run goes on only with what it began with.
+    """Everything that determines the results of a run, for its manifest: a run resumes only if it is unchanged.
 
-    files    the inputs: a file that changed is another one
+    files    the inputs, identified by path, size and modification time
     options  of the command line
     """
     told = graph_to_json(net) + recipes_to_json(net) + net.meaning.to_text()

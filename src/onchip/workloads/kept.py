@@ -1,7 +1,7 @@
-"""Files that take long to read are read once: what they hold is kept as .npy in the cache folder, and mapped later.
+"""A cache for files that are slow to read: their content is stored as .npy in the cache folder and memory-mapped later.
 
-What is kept belongs to a file of this path, size and time of change, read in this way. It is checked against its own
-description and never mended: whatever does not fit is read again from the file.
+An entry is keyed by path, size, modification time and the way of reading. It is checked against its own description and
+never repaired: on any mismatch the file is read again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from onchip.files import atomic_write
 from onchip.formats.arrays.row_files import NpyWriter, map_npy
 from onchip.network.recipe import Array
 
-VERSION = 1  # of what is kept: another one is another file
+VERSION = 1  # of the cache entries; part of the file name
 
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """What a file holds: rows, their labels if it has any, and the words that the labels stand for."""
+    """The content of a file: rows, labels if any, and the class names of the labels."""
 
     x: Array
     y: Array | None = None
@@ -37,15 +37,15 @@ class Kept:
 
 
 def read_once(path: Path, way: str, read: Callable[[], Kept]) -> tuple[Kept, str]:
-    """What `read` makes of a file, mapped if it did so before, and what to tell the user, if anything.
+    """Return `read()`, memory-mapped from the cache if possible, and a message for the user, or "".
 
-    way  in which it is read, should a file be read in several
+    way  how the file is read, if there are several ways
     """
     source = path.absolute()
     try:
         status = source.stat()
     except OSError:
-        return read(), ""  # which says what is wrong
+        return read(), ""  # which raises the error
     folder = private_folder("tables")
     entry = _digest(str(source), way)
     stem = f"{entry}-{_digest(VERSION, status.st_size, status.st_mtime_ns)}"
@@ -54,14 +54,14 @@ def read_once(path: Path, way: str, read: Callable[[], Kept]) -> tuple[Kept, str
     started = time.perf_counter()
     made = read()
     told = f"{path.name}: read {len(made.x):,} rows in {time.perf_counter() - started:.1f} s"
-    if folder is None:  # why, is said there
+    if folder is None:  # private_folder has logged the reason
         return made, f"{told}; not kept for next time"
     try:
         _keep(folder, stem, made)
     except OutputError as error:
-        _remove(folder.glob(f"{stem}*"))  # what is half kept is of no use, and the disk may be full
+        _remove(folder.glob(f"{stem}*"))  # a partial entry is useless, and the disk may be full
         return made, f"{told}; not kept for next time: {folder}: {error.got}"
-    # What was kept of the file before it changed.
+    # Remove entries of earlier versions of the file.
     _remove(old for old in folder.glob(f"{entry}-*") if not old.name.startswith(stem))
     return _find(folder, stem) or made, f"{told}; kept for next time"
 
@@ -96,5 +96,5 @@ def _keep(folder: Path, stem: str, made: Kept) -> None:
     for name, array in made.arrays().items():
         with NpyWriter(folder / f"{stem}-{name}.npy", array.shape, array.dtype) as file:
             file.write(array)
-    with atomic_write(folder / f"{stem}.json") as text:  # last: without it there is nothing
+    with atomic_write(folder / f"{stem}.json") as text:  # written last: marks the entry as complete
         text.write(json.dumps(_description(made)).encode())

@@ -1,4 +1,4 @@
-"""scan: the running sums of a long row of numbers: y[i] = x[0] + ... + x[i]. No weights, an addition a number."""
+"""scan: the prefix sum of a long row, y[i] = x[0] + ... + x[i]. No weights, one addition per element."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onchip.network.layers import CumSum
 from onchip.network.recipe import Array
 from onchip.network.types import BATCH, TensorType
 
-NUMBERS = 1 << 24  # of a row
+NUMBERS = 1 << 24  # per row
 
 
 def network(N: int = NUMBERS) -> Network:
@@ -18,5 +18,5 @@ def network(N: int = NUMBERS) -> Network:
 
 
 def inputs(N: int = NUMBERS, seed: int = 1) -> Array:
-    """(N,) float32: normal random numbers, positive and negative."""
+    """(N,) float32, standard normal."""
     return np.random.default_rng(seed).standard_normal(N, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""A training job with many seeds: networks trained side by side, each tested."""
+"""A training job with many seeds: networks are trained together, and each is tested."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from onchip.workloads.train_job import TrainJob
 
 @dataclass(frozen=True, eq=False)
 class SeedResults:
-    """What came of each seed; prints itself as a table."""
+    """The result per seed; prints as a table."""
 
     seeds: tuple[int, ...]
-    trained: tuple[Trained | KernelError, ...]  # an error: that run diverged
+    trained: tuple[Trained | KernelError, ...]  # KernelError: that run diverged
 
     @property
     def done(self) -> dict[int, Trained]:
@@ -29,11 +29,11 @@ class SeedResults:
 
     @property
     def best_seed(self) -> int:
-        """The seed with the lowest validation loss or, where nothing was held back, training loss."""
+        """The seed with the lowest validation loss or, without validation rows, training loss."""
         return min(self.done, key=lambda seed: kept_loss(self.done[seed]))
 
     def scores(self) -> list[float]:
-        """Test accuracies, or errors where numbers were learnt, of those that did not diverge."""
+        """Test accuracies, or errors for regression, of the runs that did not diverge."""
         found = (t.accuracy if t.accuracy is not None else t.test_mse for t in self.done.values())
         return [score for score in found if score is not None]
 
@@ -51,7 +51,7 @@ class SeedResults:
 
 
 def kept_loss(trained: Trained) -> float:
-    """Of the epoch whose weights were kept: on the rows held back, if there are such."""
+    """The loss of the epoch whose weights were kept: the validation loss if there is one."""
     kept = trained.fit.history[trained.fit.best_epoch - 1]
     return kept.loss if kept.validation_loss is None else kept.validation_loss
 
@@ -60,9 +60,9 @@ def train_seeds(
     job: TrainJob, count: int, *, device: str = "auto", threads: int | None = None,
     on_progress: Callable[[float], None] | None = None, spread: bool = False,
 ) -> SeedResults:  # fmt: skip
-    """Train networks of `count` seeds, from the job's own on, on the same rows, and test each.
+    """Train networks of `count` seeds, starting with the job's own, on the same rows, and test each.
 
-    on_progress  hears how many are done, with the shares of those under way
+    on_progress  called with the number of finished runs, including fractions of those in flight
     spread       over the ranks, each of which makes this call
     """
     seeds = tuple(range(job.options.seed, job.options.seed + count))

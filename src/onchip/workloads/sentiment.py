@@ -1,6 +1,6 @@
-"""sentiment: a sentence of 16 tokens is good or bad, by four convolutions over embedded tokens and an MLP.
+"""sentiment: classify sentences of 16 tokens as good or bad, by four convolutions over embedded tokens and an MLP.
 
-ids (B, 16) -> embedding -> Conv1d of widths 3, 5, 7 and 9, ReLU, the largest over time, side by side
+ids (B, 16) -> embedding -> Conv1d of widths 3, 5, 7 and 9, ReLU, max over time, concatenated
 -> Linear 2,048, 1,024, 512 with ReLU -> Linear 2.
 """
 
@@ -35,10 +35,10 @@ def network(
     classes: int = CLASSES,
     lengths: bool = False,
 ) -> Network:
-    """The network with the weights of a file (params.bin, in the order of `layout`), or seeded ones (draw_flat).
+    """The network with weights from a file (params.bin, in the order of `layout`), or seeded ones (draw_flat).
 
-    lengths  sentences have lengths of their own, a second input (B,) int32: maxima are over windows that lie within
-             them, and 0 where none does; what ids stand behind the end makes no difference
+    lengths  add sentence lengths as a second input (B,) int32: maxima are over windows within the sentence, and 0 if
+             there are none; ids past the end have no effect
     """
     widths = (channels * len(kernels), *hidden, classes)
     stored = layout(vocabulary, embedding, channels, kernels, widths)
@@ -70,9 +70,9 @@ def network(
 def layout(
     vocabulary: int, embedding: int, channels: int, kernels: Sequence[int], widths: Sequence[int]
 ) -> list[FlatTensor]:
-    """What stands where in params.bin: the table; each convolution (C_out, C_in, K), bias; each Linear (out, in), bias.
+    """Layout of params.bin: the table; each convolution (C_out, C_in, K), bias; each Linear (out, in), bias.
 
-    Seeded weights spread by sqrt(2 / terms of a sum), so that numbers keep their size from layer to layer.
+    Seeded weights have standard deviation sqrt(2 / fan-in), which keeps the scale of activations from layer to layer.
     """
     tensors = [FlatTensor("emb.weight", (vocabulary, embedding), 1.0)]
     for K in kernels:

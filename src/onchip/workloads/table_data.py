@@ -1,8 +1,7 @@
-"""Data sets from a user's files: .csv tables, .npy arrays, idx files as MNIST's, gzipped or not.
+"""Data sets from a user's files: .csv tables, .npy arrays, idx files (the format of MNIST), gzipped or not.
 
-Bytes are taken for pixels and divided by 255, all other numbers are taken as they are. Labels are classes for
-"cross_entropy": whole numbers from 0 stay what they are, other ones and words are numbered in their order. For the
-other losses they are the numbers to hit.
+Bytes are pixels and are divided by 255; other values are unchanged. For "cross_entropy" labels are classes: integers
+from 0 are kept, other values and words are numbered in sorted order. For the other losses labels are target values.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ from onchip.train.order import hold_out
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.kept import Kept, read_once
 
-TEST_SHARE = 0.2  # of the rows, where nobody gives rows to test on
+TEST_SHARE = 0.2  # of the rows, if no test rows are given
 MAX_CLASSES = 1 << 16
 BYTE_SCALE = 255.0  # bytes are pixels
 _ARRAYS = (".npy", ".gz", ".idx")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}(\.0*)?")
 _SHOWN_WORDS = 10
 _SHOWN_SIGNS = 400
-_PEAK_BYTES = 8  # a number: as float32, and once more when rows to test on are taken out
+_PEAK_BYTES = 8  # per element: as float32, plus a copy when test rows are split off
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from. Labels are a file, or a column of the .csv: "first", "last" or its name."""
+    """The source of the rows. Labels are a file, or a column of the .csv: "first", "last" or its name."""
 
     data: str | None = None  # a file; for a workload the name of a data set, or None
     labels: str | None = None
     test_data: str | None = None
-    test_labels: str | None = None  # for a .csv, `labels` if not given
+    test_labels: str | None = None  # for a .csv, defaults to `labels`
     test_share: float | None = None  # of the rows, if there is no test_data
 
     def files(self) -> dict[str, str]:
-        """Those that are files, by the names above: not the names of data sets, not columns of a .csv."""
+        """The fields that are files, by name: neither names of data sets nor columns of a .csv."""
         pairs = (("data", self.data, "labels", self.labels),
                  ("test_data", self.test_data, "test_labels", self.test_labels))  # fmt: skip
         found = {}
@@ -59,14 +58,14 @@ class Source:
 
 
 def is_file(data: str) -> bool:
-    """Whether this is meant as a file, not as a data set's name."""
+    """Whether this is a file, not a data set's name."""
     return bool(Path(data).suffix) or os.sep in data or Path(data).exists()
 
 
 def load_table(source: Source, classes: bool, seed: int) -> Dataset:
-    """Read the source. Rows to test on come from files too, or are a share of the rows, chosen by the seed.
+    """Read the source. Test rows come from files too, or are a share of the rows, chosen by the seed.
 
-    classes  labels are classes; else numbers
+    classes  labels are classes; else target values
     """
     share = source.test_share or 0.0
     if not 0 <= share < 1:
@@ -120,7 +119,7 @@ def _is_column(data: str, labels: str) -> bool:
 
 
 def _read(data: str, labels: str | None, classes: bool, option: str) -> tuple[Kept, list[str]]:
-    """Rows (n, D_in) float32 with their labels; what to tell."""
+    """Rows (n, D_in) float32 with their labels; and messages for the user."""
     if labels is None:
         what, hint = ("a column", "last") if _is_table(data) else ("a file", "labels.npy")
         raise InputError(f"{data} needs labels", got=f"no {option}", expected=what, hint=f"{option} {hint}")
@@ -146,7 +145,7 @@ def _read(data: str, labels: str | None, classes: bool, option: str) -> tuple[Ke
 
 
 def read_rows(path: Path) -> tuple[Array, str]:
-    """Rows (n, ...) float32 of an .npy, idx or gzipped idx file, and what to tell; of bytes, a 255th."""
+    """Rows (n, ...) float32 of an .npy, idx or gzipped idx file, and a message; bytes are divided by 255."""
     if path.suffix.lower() != ".gz":
         return _as_float32(path), ""
     kept, note = read_once(path, "float32", lambda: Kept(_as_float32(path)))
@@ -162,7 +161,7 @@ def _as_float32(path: Path) -> Array:
     with open_rows(path) as rows:
         check_memory(_PEAK_BYTES * math.prod(rows.shape), str(path))
         if rows.dtype == np.float32 and path.suffix.lower() == ".npy":
-            return np.ascontiguousarray(map_npy(path), np.float32)  # a copy only where it lies in another order
+            return np.ascontiguousarray(map_npy(path), np.float32)  # copies only if it is not row-major
         numbers = rows.read(0, len(rows))
     with np.errstate(over="ignore"):
         values = numbers.astype(np.float32)
@@ -172,7 +171,7 @@ def _as_float32(path: Path) -> Array:
 
 
 def _kind_of_rows(path: Path) -> tuple[float, bool]:
-    """What the rows of a file are divided by when they are read (0: nothing), and whether they are a table's."""
+    """The divisor of the rows of a file (0: none), and whether they are a table."""
     if _is_table(str(path)):
         return 0.0, True
     with open_rows(path) as rows:
@@ -197,7 +196,7 @@ def _read_csv(path: Path, label: str, classes: bool) -> Kept:
 
 
 def _read_labels(path: Path, classes: bool) -> tuple[Array, tuple[str, ...]]:
-    """(n,) classes or (n, D_out) numbers, and the names of the classes if they are not their numbers."""
+    """(n,) classes or (n, D_out) values, and the class names if they are not the indices."""
     if _is_table(str(path)):
         raise InputError(
             "labels in a .csv of their own", got=str(path), expected="an .npy or idx file, or a column of the table",
@@ -217,7 +216,7 @@ def _read_labels(path: Path, classes: bool) -> tuple[Array, tuple[str, ...]]:
 
 
 def _classes(labels: Array, path: Path) -> tuple[Array, tuple[str, ...]]:
-    """Classes (n,) int64 for labels that are numbers or words, and their names if they are not their numbers."""
+    """Classes (n,) int64 for labels that are numbers or words, and their names if they are not the indices."""
     distinct, codes = np.unique(labels, return_inverse=True)
     names = [str(label) for label in distinct.tolist()]
     if all(_WHOLE.fullmatch(name) for name in names):
@@ -246,7 +245,7 @@ def _check_count(count: int, path: Path) -> None:
 
 
 def _like(train: Kept, test: Kept) -> Array:
-    """The test rows' labels, with the numbers that the classes have in the training data."""
+    """The test labels, renumbered to the classes of the training data."""
     assert train.y is not None
     assert test.y is not None
     if train.y.ndim == 2 or (train.words and train.words == test.words):

@@ -1,4 +1,4 @@
-"""A training job from what a user says: its network, its data, its options."""
+"""A training job from user input: its network, data and options."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from onchip.workloads import WORKLOADS, backprop, digits, load
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_data import TEST_SHARE, Source, is_file, load_table
 
-NEW = "mlp"  # the model that is made for a user's data
-HIDDEN = (100,)  # of that, as of the estimators
+NEW = "mlp"  # a new MLP for the user's data
+HIDDEN = (100,)  # its hidden widths, as in the estimators
 
 
 class TrainingCase(Protocol):
-    """What a module of workloads has if its network can be trained."""
+    """The interface of workload modules whose network can be trained."""
 
     TRAIN: TrainOptions
-    network: Callable[..., Network]  # (number of inputs, seed=, and if a user chose them hidden=, activation=)
-    load_data: Callable[..., Dataset]  # (the name of a data set, if a user gave one)
+    network: Callable[..., Network]  # (number of inputs, seed=, and optionally hidden=, activation=)
+    load_data: Callable[..., Dataset]  # (the name of a data set, if given)
 
 
 TRAINED: dict[str, TrainingCase] = {"digits": digits, "backprop": backprop}
@@ -44,21 +44,21 @@ class TrainJob:
     source: Source
     make_net: Callable[..., Network]  # (seed=)
     standard: Standard = Standard()  # noqa: RUF009 - frozen
-    notes: tuple[str, ...] = ()  # of what was done to its rows and targets
+    notes: tuple[str, ...] = ()  # on preprocessing of rows and targets
 
     def seeded(self, seed: int) -> TrainJob:
-        """The same job, on the same data, with another seed."""
+        """The same job and data with another seed."""
         return replace(self, net=self.make_net(seed=seed), options=replace(self.options, seed=seed))
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of the input and of what each Linear gives."""
+        """Widths of the input and of each Linear's output."""
         linear = (self.net.types[node.name].row_size for node in self.net.nodes if isinstance(node.layer, Linear))
         return self.net.input.row_size, *linear
 
     @property
     def title(self) -> str:
-        """Network, data and the options that matter most."""
+        """Network, data and the most important options."""
         o, widths = self.options, "-".join(map(str, self.widths))
         words = [o.optimiser, f"lr {o.lr:g}", f"batch {o.batch_size}"]
         words += [f"momentum {o.momentum:g}"] if o.momentum else []
@@ -79,12 +79,12 @@ def train_job(
     activation: str | None = None,
     scale: bool | None = None,
 ) -> TrainJob:
-    """Everything that `fit` needs.
+    """Collect everything that `fit` needs.
 
     model   a name of TRAINED, NEW, or the file of a network
-    source  the data: the name of a set, or files of the user
-    given   options by name; those that are not given are the workload's
-    scale   standardise the user's rows and targets; None: targets, and columns unless rows are images or the like
+    source  the data: the name of a set, or the user's files
+    given   options by name; defaults are the workload's
+    scale   standardise the user's rows and targets; None: targets, and columns unless rows are images or similar
     """
     lesson = TRAINED.get(model)
     base = TrainOptions() if lesson is None else lesson.TRAIN
@@ -105,11 +105,11 @@ def train_job(
         make_net = partial(mlp, data.inputs, *chosen.pop("hidden", HIDDEN), data.outputs, **chosen)
         standard, notes = _standard(data, scale)
     else:
-        net = load(model)  # before its data: a wrong name is told at once
+        net = load(model)  # before the data: a wrong name fails at once
         data = _named_data(model, digits, source) if is_named else _users_data(source, options)
         is_fit = data.inputs == net.input.row_size and (
             data.y_train.ndim == 1 or data.outputs == net.output.row_size
-        )  # else `fit` says what is wrong
+        )  # else `fit` raises the error
         if is_fit and not is_named:
             standard, notes = _standard(data, scale, net)
             net = net if standard.raw is None else standard.unfold()
@@ -121,11 +121,11 @@ def train_job(
 
 
 def files_read(model: str, source: Source) -> dict[str, str | Path]:
-    """Every file that `train_job` will read, by what a user calls it."""
+    """Every file that `train_job` will read, by its command-line name."""
     found: dict[str, str | Path] = {f"--{name.replace('_', '-')}": path for name, path in source.files().items()}
     if model not in (*TRAINED, *WORKLOADS, NEW):
         found["MODEL"] = model
-    if "--data" not in found and (folder := digits.find_mnist()) is not None:  # a data set by name, or the usual one
+    if "--data" not in found and (folder := digits.find_mnist()) is not None:  # a data set by name, or the default one
         found |= {f"MNIST's {path.name}": path for path in digits.mnist_files(folder)}
     return found
 
@@ -147,9 +147,9 @@ def _chosen_layers(model: str, **choices: Any) -> dict[str, Any]:
 
 
 def _standard(data: Dataset, scale: bool | None, raw: Network | None = None) -> tuple[Standard, list[str]]:
-    """How rows and targets are standardised, by the training rows alone, and what to tell.
+    """The scaling of rows and targets, from the training rows only, and messages for the user.
 
-    raw  the network that is trained further; None: a new one
+    raw  the network to train further; None: a new one
     """
     if scale is False:
         return Standard(), ["columns are taken as they are (--no-scale)"]
@@ -175,7 +175,7 @@ def _standard(data: Dataset, scale: bool | None, raw: Network | None = None) -> 
 
 
 def _named_data(model: str, lesson: TrainingCase, source: Source) -> Dataset:
-    """A data set by name; such a set has labels and test rows of its own."""
+    """Load a data set by name; it has its own labels and test rows."""
     extra = {name: value for name, value in asdict(source).items() if name != "data" and value is not None}
     if source.data is not None and is_file(source.data):
         extra = {"data": source.data, **extra}

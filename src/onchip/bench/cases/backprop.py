@@ -1,4 +1,4 @@
-"""backprop: epochs of full-batch training of 784-56-28-10, on MNIST where it is, else on random patterns.
+"""backprop: epochs of full-batch training of 784-56-28-10, on MNIST if available, else on random patterns.
 
 Patterns are pixels, which a GPU keeps as bytes, and the same ones standardised.
 """
@@ -19,8 +19,8 @@ from onchip.measure.pace import Pace
 from onchip.network.graph import Network
 from onchip.workloads import backprop
 
-EPOCHS = 3  # of a run; what is told is the time of one
-PACE = Pace(rounds=6, block_s=1.0)  # a run takes about a second: more blocks, so that there are a dozen samples
+EPOCHS = 3  # per run; the reported time is that of one
+PACE = Pace(rounds=6, block_s=1.0)  # a run takes about a second: more blocks, for a dozen samples
 
 
 def cases(options: Options) -> list[Case]:

@@ -23,7 +23,7 @@ def cases(options: Options) -> list[Case]:
 
 
 def gpu_jobs(counts: tuple[int, ...]) -> list[GpuJob]:
-    """Many rows in every precision and few in fp16; or other numbers of rows, in fp16."""
+    """Many rows in every precision and few in fp16; or other row counts, in fp16."""
     net, rows = decode.network(), functools.cache(decode.inputs)
 
     def job(B: int, note: str = "", precision: str = "fp16", io: str = "fp16", synchronised: bool = False) -> GpuJob:

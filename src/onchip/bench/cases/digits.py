@@ -1,7 +1,7 @@
-"""digits: training of 784-320-160-10, on MNIST where it is, else on random pixels.
+"""digits: training of 784-320-160-10, on MNIST if available, else on random pixels.
 
-On a CPU the time of a step, and inference; on a GPU that of an epoch. Rows are pixels, which a GPU keeps as bytes; of
-two batch sizes the same ones standardised, too.
+A CPU measures a training step and inference, a GPU an epoch. Rows are pixels, which a GPU keeps as bytes; two batch
+sizes also use standardised float rows.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from onchip.workloads.dataset import Dataset
 
 TRAIN_ROWS, TEST_ROWS, WIDTH = 60_000, 10_000, 784
 BATCHES = (16, 64, 256, 1_024, 4_096)
-FLOAT_BATCHES = (digits.TRAIN.batch_size, 1_024)  # that are trained over float rows, too
+FLOAT_BATCHES = (digits.TRAIN.batch_size, 1_024)  # also trained over float rows
 SEEDS = 10
-NETWORKS = 8  # side by side
-EPOCH_PACE = Pace(rounds=5, block_s=1.0)  # an epoch takes about a second: two in a block, ten samples in all
+NETWORKS = 8  # trained side by side
+EPOCH_PACE = Pace(rounds=5, block_s=1.0)  # an epoch takes about a second: two per block, ten samples in all
 # The other batch sizes get fewer steps and less time: all of them take a minute or two.
 STEPS, STEPS_PACE = 500, Pace(rounds=5, block_s=0.4)
 
 
 @functools.cache
 def _data() -> Dataset:
-    """MNIST if it is here, else random data of its shape: the same work, nothing to learn."""
+    """MNIST if available, else random data of its shape: the same work, nothing to learn."""
     return digits.load_data("mnist") if digits.find_mnist() is not None else random_data(TRAIN_ROWS, TEST_ROWS)
 
 
 def random_data(train: int, test: int) -> Dataset:
-    """Bytes, four of five of them 0, whose places hang on the class: training goes as calmly as on digits."""
+    """Bytes, four of five of them 0, whose positions depend on the class: training is as stable as on digits."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, digits.CLASSES, train + test)
-    share = (256 * rng.random((digits.CLASSES, WIDTH), dtype=np.float32) ** 4).astype(np.uint8)  # of inked pixels
+    share = (256 * rng.random((digits.CLASSES, WIDTH), dtype=np.float32) ** 4).astype(np.uint8)  # of nonzero pixels
     x: Array = rng.integers(0, 256, (train + test, WIDTH), dtype=np.uint8)
     x *= rng.integers(0, 256, x.shape, dtype=np.uint8) < share[y]
     pixels = x.astype(np.float32) / np.float32(255)
@@ -55,9 +55,9 @@ def random_data(train: int, test: int) -> Dataset:
 
 
 def cases(options: Options, data: Dataset | None = None) -> list[Case]:
-    """`data` is for tests; a user's is found."""
+    """`data` is for tests; by default MNIST or random data."""
     if options.accuracy and data is None:
-        digits.load_data("mnist")  # accuracy on random pixels means nothing: say now that MNIST is missing
+        digits.load_data("mnist")  # accuracy on random pixels means nothing: raise now if MNIST is missing
     data = data or _data()
     label = "MNIST" if data.name == "mnist" else data.name
     if options.device != "cpu":
@@ -84,19 +84,19 @@ def _network(seed: int) -> Network:
 
 
 def _rows(x: Array, B: int) -> Array:
-    """B rows of x, again from the front where there are not so many."""
+    """B rows of x, repeated from the start if x is shorter."""
     return np.ascontiguousarray(x[np.arange(B) % len(x)])
 
 
 def _lesson(data: Dataset, label: str, size: int, options: Options) -> TrainingCase:
-    """An epoch in batches of `size` rows; of other sizes than the workload's own at most STEPS of them."""
+    """An epoch in batches of `size` rows; at most STEPS of them unless the size is the workload's own."""
     n = len(data.x_train) if size == digits.TRAIN.batch_size else min(len(data.x_train), STEPS * size)
     train = dataclasses.replace(digits.TRAIN, batch_size=size, epochs=1)
     return TrainingCase(_network, data.x_train[:n], data.y_train[:n], train, options.threads, options.device, label)
 
 
 def gpu_epochs(data: Dataset, label: str, options: Options) -> list[Case]:
-    """Epochs of every batch size in every precision; for the workload's own also of many networks."""
+    """Epochs of every batch size in every precision; for the workload's own size also of many networks."""
     peers, own = make_training_peers(), digits.TRAIN.batch_size
     made: list[Case] = []
     for size in options.batches or BATCHES:
@@ -105,7 +105,7 @@ def gpu_epochs(data: Dataset, label: str, options: Options) -> list[Case]:
         rows = {PIXELS: lesson} | ({FLOATS: with_floats(lesson)} if size in FLOAT_BATCHES else {})
         for kind, given in rows.items():
             for job in epoch_jobs(f"epoch, batch {size}, {kind}", given):
-                # At this size torch's graph was behind JAX on an H200, and each size takes long to compile.
+                # At this size torch's graph was slower than JAX on an H200, and each size takes long to compile.
                 chosen = {"jax": peers["jax"]} if size != own else peers
                 if size == own and job.precision == "fp32" and kind == PIXELS:
                     chosen = {**peers, "torch eager": torch_eager}
@@ -115,7 +115,7 @@ def gpu_epochs(data: Dataset, label: str, options: Options) -> list[Case]:
 
 
 def _step_cases(kind: str, lesson: TrainingCase, options: Options) -> list[Case]:
-    """Whole epochs through the public fit; the time told is that of a step."""
+    """Whole epochs through the public fit; the reported time is that of a step."""
     size = lesson.options.batch_size
     engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_run, lesson)}
     if options.peers:
@@ -129,7 +129,7 @@ def _step_cases(kind: str, lesson: TrainingCase, options: Options) -> list[Case]
 
 
 def _accuracy_cases(data: Dataset, label: str, options: Options) -> list[Case]:
-    """All seeds in one run; the time told is that of one seed."""
+    """All seeds in one run; the reported time is that of one seed."""
     lesson = TrainingCase(_network, data.x_train, data.y_train, digits.TRAIN, options.threads, options.device, label)
     test = (data.x_test, data.y_test, SEEDS)
     engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_accuracy, lesson, *test)}

@@ -1,6 +1,6 @@
-"""faces: pictures of 64x64 pixels, as numbers between -1 and 1 and as the bytes of an image file.
+"""faces: images of 64x64 pixels, as values between -1 and 1 and as the bytes of an image file.
 
-On a GPU they stay there, or go to page-locked memory of the host.
+On a GPU they stay there, or are copied to pinned host memory.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def cases(options: Options, **sizes: Any) -> list[Case]:
 
 
 def gpu_faces(options: Options, **sizes: Any) -> list[Case]:
-    """Many images in fp16, few of them by a synchronised call, the report's number in every precision; to the host."""
+    """Many images in fp16, few with a synchronised call, the report's count in every precision; and to the host."""
     net, peers = faces.network(**sizes), FacesPeers()
     draw = functools.lru_cache(maxsize=1)(functools.partial(inputs, latent=net.input.row_size))
 
@@ -94,9 +94,9 @@ def inputs(N: int, latent: int) -> Array:
 
 
 class PixelTruth(Truth):
-    """Of images in bytes: a byte stands for the numbers from itself up to the next, and the exact one is to be there.
+    """The reference for images in bytes: a byte covers the interval up to the next; the exact value must be in it.
 
-    Comparing bytes with bytes would call an error of 1e-6 next to a step a whole one, or a wrong pixel a small one.
+    Comparing bytes with bytes would count an error of 1e-6 next to a step as a whole one, and a wrong pixel as a small.
     """
 
     def judge(self, got: Array) -> Verdict:

@@ -1,4 +1,4 @@
-"""Cases of inference on a GPU over rows of the host or a file: copies in, kernels, copies out, by the host's clock."""
+"""Cases of inference on a GPU over rows of the host or a file: copy in, kernels, copy out, by the host's clock."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ PACE = Pace(rounds=3, block_s=0.15, warm_up_s=0.01, pause_s=0, min_runs=2, max_r
 
 @dataclass(frozen=True, eq=False)
 class HostJob:
-    """A case: a network over B rows in memory of the host, and back to there."""
+    """A case: a network over B rows, from host memory to host memory."""
 
     case: str
-    net: Network  # its inputs and outputs are as they lie on the host
+    net: Network  # its inputs and outputs have the host's dtypes
     B: int
-    inputs: Callable[[int], Array]  # so many rows; called when the first engine is prepared
+    inputs: Callable[[int], Array]  # B -> rows; called when the first engine is prepared
     precision: str
-    truth: Callable[[Array, str], Truth]  # of rows, with the yardstick of a dtype
+    truth: Callable[[Array, str], Truth]  # (rows, dtype of the baseline error)
     judged: int
-    compiled: Mapping[str, Any] = field(default_factory=dict)  # what else ours is compiled with
-    is_locked: bool = True  # the memory is page-locked; else NumPy's own
+    compiled: Mapping[str, Any] = field(default_factory=dict)  # further options of onchip's compile
+    is_locked: bool = True  # pinned memory; else NumPy's own
 
 
 @dataclass(frozen=True, eq=False)
 class HostGiven:
-    """A job in memory: the same arrays, and the same judge, for everyone."""
+    """A job in memory: every engine gets the same arrays and the same reference."""
 
     job: HostJob
     stage: Stage
     x: Array
-    y: Array  # everyone writes here
-    judged: Array  # the rows that are judged
+    y: Array  # every engine writes here
+    judged: Array  # indices of the checked rows
     truth: Truth
 
     def ready(self, run: Callable[[], object], slack: float, *notes: str) -> Ready:
@@ -84,7 +84,7 @@ def give(job: HostJob, index: int) -> HostGiven:
     return HostGiven(job, stage, x, y, judged, job.truth(x[judged], NAIVE[job.precision]))
 
 
-Build = Callable[[HostGiven, TorchStage], tuple[Callable[[], object], str]]  # all rows, from x to y; how it is set up
+Build = Callable[[HostGiven, TorchStage], tuple[Callable[[], object], str]]  # runs all rows from x to y; its setting
 
 
 def host_cases(
@@ -92,7 +92,7 @@ def host_cases(
 ) -> list[Case]:
     """onchip and, if asked for, every peer, job by job.
 
-    peers  engine -> what builds it
+    peers  engine -> its builder
     """
     index = int(options.device.partition(":")[2] or 0)
     given = functools.lru_cache(maxsize=1)(functools.partial(give, index=index))  # one job's arrays at a time
@@ -134,7 +134,7 @@ def _peer(given: Callable[[HostJob], HostGiven], job: HostJob, name: str, build:
 
 
 class _Kept:
-    """A sink that keeps the results where they are judged."""
+    """A sink that keeps the results for the check."""
 
     def __init__(self, y: Array) -> None:
         self._y, self._rows = y, 0
@@ -145,7 +145,7 @@ class _Kept:
 
 
 def file_cases(workload: str, job: HostJob, options: Options, unit: str) -> list[Case]:
-    """onchip over bare numbers in a file, a piece at a time, as onchip run does it; the results are not written."""
+    """onchip over raw values in a file, in chunks, as `onchip run` does it; the results are not written."""
     index = int(options.device.partition(":")[2] or 0)
 
     def prepare() -> Ready:

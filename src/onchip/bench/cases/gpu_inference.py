@@ -1,4 +1,4 @@
-"""Cases of inference on a GPU: rows that lie there, ours and the peers', timed by the GPU's own clock."""
+"""Cases of inference on a GPU: device-resident rows, onchip and peers, timed by CUDA events."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile
 from onchip.runtime.placement import find_device, plan
 
-JUDGED = 4_096  # rows that are held against float64
-SAMPLE_MS = 5.0  # of a sample, at the floor: of a job that takes long, fewer calls make one
+JUDGED = 4_096  # rows that are compared with float64
+SAMPLE_MS = 5.0  # per sample, at the floor: slow jobs have fewer calls per sample
 
-# The yardstick: float16 has as many digits as TF32.
+# The dtype of the baseline error: float16 has as many digits as TF32.
 NAIVE = {"fp32": "float32", "tf32": "float16", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -42,33 +42,33 @@ class GpuJob:
     case: str
     net: Network
     B: int
-    inputs: Callable[[int], Rows]  # so many rows, float32 or ids; called when the first engine is prepared
-    precision: str = "fp16"  # what products are computed in
-    io: str = "fp16"  # of IO: what rows are kept in
+    inputs: Callable[[int], Rows]  # B -> rows, float32 or ids; called when the first engine is prepared
+    precision: str = "fp16"  # of the gemms
+    io: str = "fp16"  # key of IO: the dtype of the rows
     synchronised: bool = False
-    judged: int = JUDGED  # rows at most that are held against float64, where more would take too long
-    truth: Callable[[Network, Rows, str], Truth] = Truth  # of rows, with the yardstick of a dtype
-    compiled: Mapping[str, Any] = field(default_factory=dict)  # what else ours is compiled with
-    module: Callable[[], Any] | None = None  # the torch module that the network comes from, which nobody changes
+    judged: int = JUDGED  # at most so many rows are compared with float64
+    truth: Callable[[Network, Rows, str], Truth] = Truth  # (network, rows, dtype of the baseline error)
+    compiled: Mapping[str, Any] = field(default_factory=dict)  # further options of onchip's compile
+    module: Callable[[], Any] | None = None  # the torch module that the network comes from; not modified
 
     @property
     def given_dtypes(self) -> list[str]:
-        """What rows of each input are kept in: ids stay what they are."""
+        """The dtype of each input's rows: ids keep theirs."""
         return [IO[self.io] if "float" in own.dtype else own.dtype for own in self.net.inputs.values()]
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """A job on the GPU: the same rows, and the same judge, for everyone."""
+    """A job on the GPU: every engine gets the same rows and the same reference."""
 
     job: GpuJob
     stage: Stage
-    x: tuple[Any, ...]  # of every input
-    judged: Array  # the rows of x that are judged
+    x: tuple[Any, ...]  # one per input
+    judged: Array  # indices of the checked rows
     truth: Truth
 
     def judge(self, y: Any, slack: float = 1.0) -> Verdict:
-        """Whether all of y was written, and the judged rows are right."""
+        """Whether all of y was written, and the checked rows are correct."""
         allowed = slack * self.truth.allowed
         if tuple(y.shape) != (self.job.B, *self.truth.y.shape[1:]) or not self.stage.is_finite(y):
             return Verdict(float("inf"), allowed)
@@ -88,14 +88,14 @@ def give(job: GpuJob, index: int) -> Given:
 
 
 def judged_rows(B: int, most: int) -> Array:
-    """The numbers of the first row, the last and some between."""
+    """Indices of the first row, the last and some between."""
     if most >= B:
         return np.arange(B)
     return np.unique([0, *np.random.default_rng(2).integers(0, B, most - 2), B - 1])
 
 
 def _rounded(x: Rows, job: GpuJob) -> tuple[Array, ...]:
-    """The rows as they lie on the GPU, in the network's own dtypes."""
+    """The rows as rounded on the GPU, in the network's own dtypes."""
     kinds = zip(as_inputs(x), job.given_dtypes, job.net.inputs.values(), strict=True)
     return tuple(part.astype(numpy_dtype(dtype)).astype(numpy_dtype(own.dtype)) for part, dtype, own in kinds)
 
@@ -113,7 +113,7 @@ def gpu_cases(
 ) -> list[Case]:
     """onchip and, if asked for, every peer, job by job.
 
-    peers  engine -> what builds it; those of dense networks if not given
+    peers  engine -> its builder; default: those of dense networks
     """
     device = find_device(options.device)[0]
     index = int(options.device.partition(":")[2] or 0)
@@ -134,16 +134,16 @@ def gpu_cases(
 
 
 def floor_ms(job: GpuJob, device: Device) -> float | None:
-    """What memory, products and launches take at least."""
+    """The least time for memory, gemms and launches."""
     net = with_io(job.net, IO[job.io])
     try:
         return plan(net, device, Job(job.precision, job.B, **job.compiled)).floor_us / 1e3
-    except (DeviceError, PlanError):  # ours says so when it is prepared
+    except (DeviceError, PlanError):  # onchip raises it when it is prepared
         return None
 
 
 def calls_of(floor: float | None) -> int:
-    """How many calls make a sample."""
+    """The number of calls per sample."""
     return max(1, min(CALLS, int(SAMPLE_MS / floor))) if floor else CALLS
 
 
@@ -160,7 +160,7 @@ def ours(given: Callable[[], Given], device: str, calls: int) -> Ready:
         engine(*task.x, out=y)
         return y
 
-    # Synchronised, it is the plain call that is promised, not a graph of it.
+    # Synchronised, the plain call is measured, not a graph of it.
     run, setting = fastest({"": Forward(call, captures=not job.synchronised)}, stage, job.synchronised, calls)
     return Ready(run, functools.partial(check, stage, run, task.judge), _setting(task, setting))
 

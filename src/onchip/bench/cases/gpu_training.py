@@ -1,7 +1,7 @@
-"""Cases of training on a GPU: the time of an epoch in steady state, the order of its rows included.
+"""Cases of training on a GPU: the time of an epoch in steady state, including shuffling.
 
-Ours is an epoch of the public fit, from the second on. Peers keep rows and weights on the GPU and do theirs in the
-fastest form that we know (gpu_training_peers). Everyone is judged by the loss curve of the first epoch.
+onchip's time is an epoch of the public fit, from the second on. Peers keep rows and weights on the GPU and use their
+fastest known form (peers/gpu_training.py). Every engine is checked by the loss curve of the first epoch.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from onchip.train.many import Run, fit_runs
 from onchip.train.training_run import FitResult, Progress
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-PEER_PRECISIONS = ("fp32", "tf32")  # peers that keep float32 weights and round for products alone have no others
-# What float64 does in seconds: the first steps of an epoch, and of full batches the first epochs.
+PEER_PRECISIONS = ("fp32", "tf32")  # peers keep float32 weights and round only for gemms, so they have no others
+# What float64 computes in seconds: the first steps of an epoch, or with full batches the first epochs.
 JUDGED_STEPS, JUDGED_ROWS, JUDGED_EPOCHS = 256, 32_768, 3
-NAIVE_RUNS = 8  # in float32, that say how far off a run may be; of full batches one: three steps amplify nothing
-# Of a loss, beside twice what a naive run in float32 is off: another order of sums; and of products whose factors have
-# 11 or 8 bits, what 256 steps of 16 rows make of it (a simulation was off by 0.012 on MNIST).
+NAIVE_RUNS = 8  # in float32, for the allowed error; with full batches one: three steps amplify nothing
+# Added to twice the error of a naive float32 run: another reduction order; for gemms with 11 or 8 bits, their effect
+# over 256 steps of 16 rows (a simulation was off by 0.012 on MNIST).
 ROUNDING = {"fp32": 2**-17, "tf32": 2**-6, "bf16": 2**-5}
-SAMPLE_S, LEAST_EPOCHS, MOST_EPOCHS = 0.3, 4, 1_000  # of a sample; ours has no time for the first epoch
+SAMPLE_S, LEAST_EPOCHS, MOST_EPOCHS = 0.3, 4, 1_000  # per sample; onchip's first epoch is not timed
 PACE = Pace(rounds=3, block_s=0, warm_up_s=0, pause_s=0, min_runs=1, max_runs=1)  # a sample is many epochs
 
 
@@ -48,7 +48,7 @@ class EpochJob:
 
     case: str
     lesson: TrainingCase
-    truth: Callable[[], TrainingTruth]  # of its first steps; the same for every precision
+    truth: Callable[[], TrainingTruth]  # of its first steps; shared by all precisions
 
     @property
     def precision(self) -> str:
@@ -64,12 +64,12 @@ class EpochJob:
 class PeerRun:
     """A peer's training run."""
 
-    run: Callable[[], object]  # puts some epochs on the GPU
-    epochs: int  # so many
+    run: Callable[[], object]  # enqueues some epochs on the GPU
+    epochs: int  # their number
     wait: Callable[[], object]
-    first_losses: Callable[[], Array]  # of the first steps from the first weights on, in the order of fit
+    first_losses: Callable[[], Array]  # of the first steps from the initial weights, in fit's order
     setting: str = ""
-    gpu_bytes: int = 0  # of memory that it held; 0: not known
+    gpu_bytes: int = 0  # memory in use; 0: unknown
 
 
 Build = Callable[[EpochJob, TorchStage], PeerRun]
@@ -99,7 +99,7 @@ def training_cases(
 ) -> list[Case]:
     """onchip and, if asked for, every peer, job by job.
 
-    peers  engine -> what builds it
+    peers  engine -> its builder
     """
     index = int(options.device.partition(":")[2] or 0)
     made = []
@@ -120,15 +120,15 @@ def _floor_ms(lesson: TrainingCase) -> float | None:
     """Of an epoch."""
     try:
         return lesson.floor_ms() / lesson.options.epochs
-    except (DeviceError, PlanError):  # ours says so when it is prepared
+    except (DeviceError, PlanError):  # onchip raises it when it is prepared
         return None
 
 
-# -- ours --------------------------------------------------------------------------------------------------
+# -- onchip ------------------------------------------------------------------------------------------------
 
 
 class SteadyFit:
-    """A fit of so many epochs; a sample is the time of one of them, from the second on, by the host's clock."""
+    """A fit of `epochs` epochs; a sample is the time of one of them, from the second on, by the host's clock."""
 
     def __init__(self, lesson: TrainingCase, epochs: int) -> None:
         self._lesson, self._epochs = lesson, epochs
@@ -137,7 +137,7 @@ class SteadyFit:
         return self.sample_ms()
 
     def sample_ms(self) -> float:
-        done: list[tuple[float, float]] = []  # epochs, with the step's share of the last; when
+        done: list[tuple[float, float]] = []  # (epochs so far, fractional; time)
 
         def on_progress(told: Progress) -> None:
             done.append((told.epoch - 1 + told.step / told.steps, time.perf_counter()))
@@ -147,9 +147,9 @@ class SteadyFit:
 
 
 def steady_ms(done: Sequence[tuple[float, float]]) -> float:
-    """The time of an epoch in steady state, by how many were done when (s), told in this order.
+    """The time of an epoch in steady state, from pairs (epochs done, seconds) in order.
 
-    Several may be done at once, and told one after the other: so the clock starts where the next is waited for longest.
+    Several epochs may complete at once and be reported back to back, so the clock starts at the longest wait.
     """
     waits = {
         now: after[1] - now[1] for now, after in itertools.pairwise(done) if 1 <= now[0] <= max(1, done[-1][0] / 2)
@@ -180,7 +180,7 @@ def ours(job: EpochJob) -> Ready:
 
 
 def together_case(workload: str, job: EpochJob, count: int) -> Case:
-    """An epoch of so many networks side by side; the time is that of all of them."""
+    """An epoch of `count` networks side by side; the time is that of all of them."""
     floor_ms = _floor_ms(job.lesson)
     return Case(
         workload, f"{job.case}, {count} networks", ONCHIP, functools.partial(ours_together, job, count), work=count,
@@ -189,7 +189,7 @@ def together_case(workload: str, job: EpochJob, count: int) -> Case:
 
 
 class SteadyRuns:
-    """So many fits side by side, of so many epochs; a sample is the time of an epoch of all, from the second on."""
+    """`count` fits side by side; a sample is the time of an epoch of all of them, from the second on."""
 
     def __init__(self, lesson: TrainingCase, count: int, epochs: int) -> None:
         self._lesson, self._count, self._epochs = lesson, count, epochs
@@ -207,7 +207,7 @@ def run_together(lesson: TrainingCase, count: int, epochs: int) -> list[FitResul
     runs = [Run(lesson.net(seed), dataclasses.replace(options, seed=seed)) for seed in range(count)]
     results = []
     for result in fit_runs(runs, lesson.x, lesson.y, device=lesson.device):
-        if isinstance(result, KernelError):  # a run that diverged
+        if isinstance(result, KernelError):  # the run diverged
             raise result
         results.append(result)
     return results
@@ -225,7 +225,7 @@ def ours_together(job: EpochJob, count: int) -> Ready:
 
 
 def epochs_of(seconds: float) -> int:
-    """How many make a sample, if one takes so long."""
+    """Epochs per sample, if one takes `seconds`."""
     return max(1, min(MOST_EPOCHS, math.ceil(SAMPLE_S / max(seconds, 1e-9))))
 
 
@@ -248,5 +248,5 @@ def peer(job: EpochJob, name: str, build: Build, index: int) -> Ready:
 
 
 def memory(nbytes: int) -> dict[str, float]:
-    """As a row tells it."""
+    """The memory as a row's extra property."""
     return {"GPU MB": round(nbytes / 1e6, 1)} if nbytes else {}

@@ -1,4 +1,4 @@
-"""imported: small networks that were written in torch, loaded from there; the peers run the modules themselves."""
+"""imported: small networks written in torch and imported; the peers run the original modules."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 PIECES = (32, 128)
 ROWS = (1, 32, 256)
-JUDGED = 64  # rows; on a GPU fewer images, as they are judged anew for every case
+JUDGED = 64  # rows; on a GPU fewer images, as they are checked again for every case
 PACE = Pace(rounds=5, block_s=0.12, warm_up_s=0.05)  # there are many cases
 GPU_ROWS, GPU_PRECISIONS, GPU_IMAGES_JUDGED = (1, 64, 4_096), ("fp32", "fp16"), 16
-# Few rounds, of 66 cases: but for torch eager, which waits for the host, 99 % of samples are within 1 % of the median.
+# Few rounds, for 66 cases: except for torch eager, which is host-bound, 99 % of samples are within 1 % of the median.
 GPU_PACE = Pace(rounds=3, block_s=0.02, warm_up_s=0.005, pause_s=0, min_runs=3, max_runs=40)
-# torch.compile took as long as torch's graph, or longer, at 4,096 rows on an H200 (torch 2.11).
+# torch.compile was no faster than torch's graph at 4,096 rows on an H200 (torch 2.11).
 NOT_COMPILED = (
     ("MLP 784-512-256-10", "fp32"),
     ("MLP 784-512-256-10", "fp16"),
@@ -56,7 +56,7 @@ IMAGE_PEERS: dict[str, dict[str, Build]] = {
 
 
 def cases(options: Options, models: Sequence[Model] | None = None) -> list[Case]:
-    """`models` are for tests; the benchmark's own are in torch_models."""
+    """`models` are for tests; by default those of torch_models."""
     torch = load_torch(options.threads)
     MODELS = framework("torch_models").MODELS
 
@@ -80,11 +80,11 @@ def _gpu_cases(jobs: Sequence[GpuJob], options: Options) -> list[Case]:
 
 
 def gpu_jobs(torch: Any, models: Sequence[Model], counts: Sequence[int]) -> list[GpuJob]:
-    """Every network over these numbers of rows, which lie on the GPU in the precision that is computed in."""
+    """Every network over these row counts; rows are on the GPU in the precision of the gemms."""
     made = []
     for model in models:
         what, judged = subject(torch, model), GPU_IMAGES_JUDGED if model.is_image else JUDGED
-        inputs = functools.lru_cache(maxsize=1)(model.inputs)  # for the precisions that take turns
+        inputs = functools.lru_cache(maxsize=1)(model.inputs)  # shared by the precisions
         made += [
             GpuJob(_case(model, B), what.net, B, inputs, precision, precision, judged=judged, module=what.module)
             for B in counts
@@ -113,7 +113,7 @@ def subject(torch: Any, model: Model) -> Subject:
     names = ["x", *(f"x{i}" for i in range(1, len(example)))]
 
     def export(path: Path) -> None:
-        """By torch's own exporter, the one that needs no other package; it knows no encoder layer in one operator."""
+        """By torch's TorchScript exporter, which needs no other package; it cannot export a fused encoder layer."""
         was_fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         torch.onnx.export(module, example, str(path), input_names=names, output_names=["y"], dynamo=False,

@@ -1,4 +1,4 @@
-"""Cases of inference: a network over rows that lie in memory, ours and the peers'."""
+"""Cases of inference: a network over rows in memory, by onchip and the peers."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from onchip.plan.kernel import Job
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.placement import plan
 
-# Twice the naive error is our promise. A peer has to compute the same thing: torch sums faces to 2.1 times that error.
+# onchip guarantees at most twice the naive error. Peers get more slack: torch has 2.1 times the naive error on faces.
 PEER_SLACK = 10.0
-YARDSTICK = 1_000  # rows at least that a naive run errs on: by the few numbers of one row it may be right by chance
+YARDSTICK = 1_000  # minimum rows of the naive run: on the few values of one row its error may be small by chance
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """B rows to run a network over; every engine gets the same, and the same judge."""
+    """B rows to run a network over; every engine gets the same rows and the same reference."""
 
     B: int
     x: Callable[[], Given]  # (B, ...)
     output: TensorType
-    truth: Callable[[], Truth]  # of the rows that are judged, from the first on
-    judged: int | None = None  # how many these are; None: all
-    data: str = ""  # what the rows are, for the setting
+    truth: Callable[[], Truth]  # of the checked rows, from the first on
+    judged: int | None = None  # number of checked rows; None: all
+    data: str = ""  # description of the rows, for the setting
 
     def ours(self, build: Callable[[], Engine], *notes: str) -> Ready:
         engine, x, out = build(), as_inputs(self.x()), self._empty()
         return Ready(lambda: engine(*x, out=out), lambda: self.judge(engine(*x)), self._setting(*notes))
 
     def peer(self, name: str, build: Callable[[], Mapping[str, Forward]], pieces: Sequence[int], *notes: str) -> Ready:
-        """The fastest of a peer's variants, in calls of all rows or so many at a time as `pieces` says."""
+        """The fastest of a peer's variants, called with all rows or with chunks of the sizes in `pieces`."""
         with explained(name):
             run, setting = fastest(build(), as_inputs(self.x()), self._empty(), pieces)
         return Ready(run, lambda: self.judge(run(), PEER_SLACK), self._setting(setting, *notes))
@@ -61,12 +61,12 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A case: its name, and the rows that are run through the network."""
+    """A case: its name and its rows."""
 
     case: str
     B: int
     inputs: Callable[[], Given]  # (B, ...); called once, when the first engine is prepared
-    data: str = ""  # what they are
+    data: str = ""  # description of the rows
 
 
 def inference_cases(
@@ -85,9 +85,9 @@ def inference_cases(
     """onchip and, if asked for, every peer on the same rows, job by job.
 
     peers   engine -> its variants; each is built once for all jobs
-    pieces  how many rows a peer may be given at a time, apart from all
-    judged  how many rows are held against float64, where all would take too long
-    truth   of x, where it is not simply what the network makes of it
+    pieces  chunk sizes to try for a peer, besides all rows
+    judged  number of rows to compare with float64, if all would take too long
+    truth   of x, if it is not the network's float64 output
     """
     net = what.net
     built = {name: functools.cache(functools.partial(build_variants, v, what, options)) for name, v in peers.items()}

@@ -25,7 +25,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "100-200-200-10": (100, 200, 200, 10),
 }
 ROWS = (262_144, 1_000, 7, 1)
-PACE = Pace(rounds=5, block_s=0.1, warm_up_s=0.05, pause_s=0.05)  # of twenty cases
+PACE = Pace(rounds=5, block_s=0.1, warm_up_s=0.05, pause_s=0.05)  # for twenty cases
 
 
 def cases(options: Options) -> list[Case]:
@@ -50,13 +50,13 @@ def cases(options: Options) -> list[Case]:
 
 
 def steady_truth(net: Network, x: Array) -> Truth:
-    """The truth of x, however few rows, with a yardstick of many."""
+    """The reference for x with a baseline error measured on at least YARDSTICK rows."""
     many = x if len(x) >= YARDSTICK else inputs(YARDSTICK, net.input.row_size)
     return Truth(net, x).allowing(naive_error(net, many))
 
 
 def network(*widths: int) -> Network:
-    """An MLP with biases that are not zero."""
+    """An MLP with nonzero biases."""
     net, rng = mlp(*widths, name="mlp"), np.random.default_rng(1)
     biases = {
         name: rng.standard_normal(w.shape, dtype=np.float32) / 4

@@ -1,4 +1,4 @@
-"""A user's own network, from its file: over many rows and few, beside its floor and, if asked for, its peers."""
+"""A user's own network, from its file: over many rows and few, with its floor and, if asked for, its peers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from onchip.network.text import plural
 from onchip.runtime.io.row_sources import random_inputs
 
 ROWS = (1, 64, 1_024, 16_384)
-JUDGED = 64  # rows: in float64 a network of any size takes a while
+JUDGED = 64  # rows: a large network takes long in float64
 PACE = Pace(rounds=5, block_s=0.2, warm_up_s=0.1, pause_s=0.1)
 
 
 def is_model(name: str) -> bool:
-    """Whether this is the file of a network, not the name of a benchmark."""
+    """Whether this is a network file, not the name of a benchmark."""
     return Path(name).suffix != ""
 
 
@@ -51,5 +51,5 @@ def _draw(net: Network, B: int) -> Array:
 
 
 def _truth(net: Network, draw: Callable[[int], Array], x: Array) -> Truth:
-    """The truth of x, however few rows, with a yardstick of some."""
+    """The reference for x with a baseline error measured on JUDGED rows."""
     return Truth(net, x).allowing(naive_error(net, draw(JUDGED)))

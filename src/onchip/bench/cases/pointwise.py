@@ -1,4 +1,4 @@
-"""pointwise: layers that make each number of its own, over arrays that no cache holds; beside them a plain copy."""
+"""pointwise: elementwise layers over arrays larger than any cache, and a plain copy for comparison."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from onchip.network.types import TensorType
 
 COPY = "copy"
 ROW = (64, 32, 32)  # an image of 64 channels
-GPU_ROWS, CPU_ROWS = 2048, 64  # 2^27 numbers, 2^22
+GPU_ROWS, CPU_ROWS = 2048, 64  # 2^27 values, 2^22
 PRECISIONS = ("fp32", "fp16")
-JUDGED = 32  # rows, of 65,536 numbers each: float64 takes NumPy a minute for all; that all are finite is checked
-COMPILE_S, JAX_S = 25.0, 10.0  # of torch.compile and JAX, all ten cases together
+JUDGED = 32  # rows, of 65,536 values each: float64 takes NumPy a minute for all; all values are checked to be finite
+COMPILE_S, JAX_S = 25.0, 10.0  # seconds for torch.compile and JAX, all ten cases together
 
 
 def networks() -> dict[str, Network]:
-    """Over images: an activation, dear and cheap, chains, and numbers that are stretched over channels or images."""
+    """Over images: expensive and cheap activations, chains, and values broadcast over channels or images."""
     return {
         "ReLU": _chain(ReLU()),
         "GELU": _chain(GELU()),
@@ -89,7 +89,7 @@ def cases(options: Options) -> list[Case]:
 
 
 def _copy(B: int, precision: str, options: Options, given: Callable[[], Array]) -> Case:
-    """What reading and writing every number once takes: the GPU's own copy."""
+    """The time to read and write every value once: a device-to-device memcpy."""
 
     def prepare() -> Ready:
         stage = make_stage(int(options.device.partition(":")[2] or 0))

@@ -1,4 +1,4 @@
-"""product: one Linear too large to stay on a multiprocessor, over very many rows, many and few."""
+"""product: one Linear too large to stay on an SM, over very many rows, many and few."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CUBE = 8_192
 MANY_ROWS, LAYERS = 16_384, ((4_096, 2_048), (2_048, 1_024), (1_024, 512))  # D_in, D_out
 FEW_ROWS, FEW_LAYERS = (1, 16, 64, 128), ((4_096, 4_096), (4_096, 1_024), (1_024, 1_024))
 CPU_ROWS = 64
-COMPILE_S, JAX_S = 20.0, 10.0  # of torch.compile and JAX, all cases of many rows together
-JUDGED = 8  # rows: NumPy multiplies slowly in 16 bits
+COMPILE_S, JAX_S = 20.0, 10.0  # seconds for torch.compile and JAX, all cases of many rows together
+JUDGED = 8  # rows: NumPy's 16-bit gemms are slow
 
 
 def cases(options: Options) -> list[Case]:
@@ -49,7 +49,7 @@ def cases(options: Options) -> list[Case]:
 
 @functools.cache
 def network(D_in: int, D_out: int, is_bare: bool = False) -> Network:
-    """A Linear, with bias and ReLU if it is not bare."""
+    """A Linear, with bias and ReLU unless it is bare."""
     rng = np.random.default_rng(1)
     weights = {"fc.weight": rng.standard_normal((D_out, D_in), dtype=np.float32) / np.float32(np.sqrt(D_in))}
     if is_bare:
@@ -60,7 +60,7 @@ def network(D_in: int, D_out: int, is_bare: bool = False) -> Network:
 
 @functools.cache
 def inputs_of(D_in: int) -> Callable[[int], Array]:
-    """Rows of this width, kept while precisions take turns with them."""
+    """Rows of this width, cached across precisions."""
     return functools.lru_cache(maxsize=2)(functools.partial(inputs, D_in=D_in))
 
 

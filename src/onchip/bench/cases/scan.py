@@ -1,4 +1,4 @@
-"""scan: running sums of long rows of float32 and int32."""
+"""scan: prefix sums of long rows of float32 and int32."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from onchip.runtime.placement import find_device
 from onchip.runtime.scan import scan, scan_into
 
 DATA = {"float32": "random normals", "int32": "random ints of all sizes"}  # whose sums wrap
-PIECE = 1 << 22  # random numbers that one thread draws at a time
-LONG = 1 << 30  # numbers of a sample on the GPU, where that is some calls
+PIECE = 1 << 22  # random values that one thread draws at a time
+LONG = 1 << 30  # values per sample on the GPU, over several calls
 FEWEST_CALLS = 4
-COPIES = 9  # samples of the copy that is measured beside
+COPIES = 9  # samples of the copy that is measured for comparison
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ GPU_JOBS = tuple(ScanJob(1 << power, dtype) for power in (20, 24, 28, 30) for dt
 
 
 def numbers(job: ScanJob) -> Array:
-    """x (N,); the same whatever the number of threads."""
+    """x (N,); the same for any number of threads."""
     x: Array = np.empty(job.N, job.dtype)
 
     def draw(start: int) -> None:
@@ -88,11 +88,11 @@ def cases(options: Options) -> list[Case]:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """A job in memory: the same numbers, and the same judge, for everyone."""
+    """A job in memory: every engine gets the same values and the same reference."""
 
     job: ScanJob
     x: Array
-    y: Array  # everyone writes here
+    y: Array  # every engine writes here
     truth: SampledScanTruth
 
     def ready(self, run: Callable[[], object], *notes: str, peer: bool = False) -> Ready:
@@ -160,14 +160,14 @@ def torch_on_cpu(task: Given, threads: int) -> Ready:
 
 @dataclass(frozen=True, eq=False)
 class GpuGiven:
-    """A job on the GPU: the same numbers, and the same judge, for everyone."""
+    """A job on the GPU: every engine gets the same values and the same reference."""
 
     job: ScanJob
     stage: Stage
     x: Any
-    y: Any  # whoever can writes here
+    y: Any  # engines that can write here
     truth: SampledScanTruth
-    copy_ms: float  # of x to y: what reading and writing everything once takes
+    copy_ms: float  # of x to y: reads and writes everything once
 
     def ready(self, variants: Variants, peer: bool = False) -> Ready:
         run, way = fastest(variants, self.stage, calls=calls_of(self.job.N))
@@ -182,7 +182,7 @@ class GpuGiven:
 
 
 def calls_of(N: int) -> int:
-    """How many calls make a sample: fewer of long rows."""
+    """Calls per sample: fewer for long rows."""
     return min(CALLS, max(FEWEST_CALLS, LONG // N))
 
 
@@ -225,13 +225,13 @@ def _peer(name: str, build: Build, task: GpuGiven) -> Ready:
 
 
 def torch_on_gpu(task: GpuGiven, stage: TorchStage) -> Forward:
-    return Forward(lambda: stage.torch.cumsum(task.x, 0, dtype=task.x.dtype, out=task.y))  # of ints, else int64
+    return Forward(lambda: stage.torch.cumsum(task.x, 0, dtype=task.x.dtype, out=task.y))  # else int64 for ints
 
 
 def cupy_on_gpu(task: GpuGiven, stage: TorchStage) -> Forward:
     need("cupy")
     cupy = importlib.import_module("cupy")
-    x, y = cupy.asarray(task.x), cupy.asarray(task.y)  # the same memory
+    x, y = cupy.asarray(task.x), cupy.asarray(task.y)  # zero-copy
 
     def call() -> Any:
         with cupy.cuda.ExternalStream(stage.torch.cuda.current_stream().cuda_stream):
@@ -243,7 +243,7 @@ def cupy_on_gpu(task: GpuGiven, stage: TorchStage) -> Forward:
 
 def jax_on_gpu(task: GpuGiven, stage: TorchStage) -> Forward:
     jax = load_jax()
-    x = importlib.import_module("jax.dlpack").from_dlpack(task.x)  # the same memory
+    x = importlib.import_module("jax.dlpack").from_dlpack(task.x)  # zero-copy
     run = jax.jit(lambda x: jax.numpy.cumsum(x, dtype=x.dtype))
     return Forward(lambda: run(x), captures=False, wait=lambda y: y.block_until_ready())
 

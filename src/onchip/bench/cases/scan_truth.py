@@ -1,4 +1,4 @@
-"""Right or wrong: running sums against float64, however long the row is."""
+"""Check prefix sums against float64, for rows of any length."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from onchip.bench.cases.inference import PEER_SLACK
 from onchip.measure.truth import Verdict, allowed_error
 from onchip.network.recipe import Array
 
-WHOLE = 1 << 24  # up to so many numbers all sums are judged; of more, the last one of each block and some blocks
+WHOLE = 1 << 24  # up to so many values all sums are checked; else the last one of each block and all of some blocks
 BLOCK = 1 << 12
-BLOCKS = 64  # of which every sum is judged
-PIECE = 1 << 24  # numbers that are added up at a time: a copy of them in float64 fits into memory
-UNWRITTEN = -1  # what stage.poison leaves in ints
+BLOCKS = 64  # of which every sum is checked
+PIECE = 1 << 24  # values that are added at a time: their float64 copy fits into memory
+UNWRITTEN = -1  # stage.poison's value for ints
 MOST_UNWRITTEN = 16  # random sums are -1 by chance, one in 2^32
 
 
 class SampledScanTruth:
-    """The running sums of x (N,) float32 or int32 at the judged places, and how far from them an engine may be.
+    """The prefix sums of x (N,) float32 or int32 at the checked indices, and the allowed error.
 
-    An error is told as a part of the largest sum so far, |a - b| / max(1, |sum| so far): a random walk comes back to
-    zero now and then, and its errors do not. Ours may err twice as much as pairwise summation, and a few ulp. A peer
-    has to compute the same thing: its yardstick is one float32 total that number after number is added to. Ints have no
-    error.
+    An error is relative to the largest sum so far, |a - b| / max(1, |sum| so far): a random walk returns to zero now
+    and then, and its errors do not. onchip may have twice the error of pairwise summation plus a few ulp. A peer's
+    baseline error is that of sequential float32 summation. Ints must be exact.
     """
 
     def __init__(self, x: Array) -> None:
@@ -33,7 +32,7 @@ class SampledScanTruth:
         self.note = f"judged on {len(self.places)} sums" if len(self.places) < len(x) else ""
         is_float = x.dtype.kind == "f"
         wide = sums_at(self.places, x, "float64" if is_float else "int64", np.cumsum)
-        self.y = wide if is_float else wide.astype(x.dtype)  # it wraps
+        self.y = wide if is_float else wide.astype(x.dtype)  # ints wrap
         self._scale = np.maximum.accumulate(np.maximum(np.abs(self.y.astype(np.float64)), 1))
         self.allowed = self.allowed_peer = 0.0
         if is_float:
@@ -58,7 +57,7 @@ def _is_written(y: Array) -> bool:
 
 
 def judged_places(N: int) -> Array:
-    """Indices, in order."""
+    """The checked indices, in order."""
     if N <= WHOLE:
         return np.arange(N)
     ends = np.append(np.arange(BLOCK - 1, N - 1, BLOCK), N - 1)
@@ -69,14 +68,14 @@ def judged_places(N: int) -> Array:
 
 
 def sums_at(places: Array, x: Array, dtype: str, scan: Callable[[Array], Array]) -> Array:
-    """The running sums of x at these places, computed in this dtype: in one go, or block by block."""
+    """The prefix sums of x at these indices, computed in this dtype: in one scan, or block by block."""
     if len(places) == len(x):
         return scan(x.astype(dtype))
     parts = (x[i : i + PIECE] for i in range(0, len(x), PIECE))
     totals = np.concatenate([np.add.reduceat(part, np.arange(0, len(part), BLOCK), dtype=dtype) for part in parts])
     ends = scan(totals)
     y = np.empty(len(places), ends.dtype)
-    # The judged places of a block lie side by side: its last number alone, or all of them.
+    # The checked indices of a block are contiguous: its last one, or all of them.
     blocks, first, count = np.unique(places // BLOCK, return_index=True, return_counts=True)
     for block, i, n in zip(blocks, first, count, strict=True):
         if n == 1:
@@ -88,7 +87,7 @@ def sums_at(places: Array, x: Array, dtype: str, scan: Callable[[Array], Array])
 
 
 def naive_sums_at(places: Array, x: Array) -> Array:
-    """The same as np.cumsum(x)[places] for floats, without all the other sums in memory."""
+    """As np.cumsum(x)[places] for floats, without keeping all other sums in memory."""
     total, found = x.dtype.type(0), []
     for start in range(0, len(x), PIECE):
         part = x[start : start + PIECE].copy()
@@ -101,7 +100,7 @@ def naive_sums_at(places: Array, x: Array) -> Array:
 
 
 def pairwise_sums(x: Array) -> Array:
-    """Running sums in x's dtype, each a sum of few sums over 1, 2, 4, ... numbers."""
+    """Prefix sums in x's dtype, each the sum of a few sums over 1, 2, 4, ... values."""
     if len(x) < 2:
         return x.copy()
     y = np.empty_like(x)

@@ -1,7 +1,7 @@
-"""sentiment: 16 tokens a sentence, by tables that lie ready (the folded embedding) and by convolutions; peers do both.
+"""sentiment: 16 tokens per sentence, by folded embedding tables and by convolutions; peers do both.
 
-A convolved sentence is 2 Gflop: who convolves on a CPU is timed on few sentences, and the time is scaled. Building the
-tables is not part of the time; how long it took, and from how many sentences on it pays, stands in the setting.
+Convolving a sentence takes 2 Gflop: on a CPU the convolutions are timed on few sentences, and the time is scaled. The
+time excludes building the tables; the setting has their build time and break-even number of sentences.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from onchip.runtime.placement import plan
 from onchip.workloads import sentiment
 
 ROWS = (2_048,)
-DIRECT_ROWS, PIECES = 64, (16,)  # of those who convolve, and what a peer may be given at a time
-JUDGED = 64  # of fewer, luck decides whether an engine is twice as wrong as a naive run
-PACE = Pace(rounds=4, min_runs=1)  # who convolves takes a second or more for a run
-FOLDED_PIECES = (512,)  # sentences that a peer with tables may be given at a time
+DIRECT_ROWS, PIECES = 64, (16,)  # sentences of the convolutions, and a peer's chunk sizes
+JUDGED = 64  # with fewer, chance decides whether an engine has twice the naive error
+PACE = Pace(rounds=4, min_runs=1)  # a run with convolutions takes a second or more
+FOLDED_PIECES = (512,)  # chunk sizes of a peer with tables
 
 FP16, DIRECT = f"{ONCHIP}, fp16 tables", f"{ONCHIP}, not folded"
 OURS: dict[str, dict[str, Any]] = {ONCHIP: {}, FP16: {"tables": "fp16"}, DIRECT: {"without": ("fold",)}}
@@ -111,17 +111,17 @@ def _cases(
 
 
 def _floor_ms(made: Plan, N: int) -> float:
-    """By the rates that this CPU is known for by now."""
+    """With the current rates of this CPU."""
     return replace(made, device=this_cpu()).floor_at(N) / 1e3
 
 
-# -- ours --------------------------------------------------------------------------------------------------
+# -- onchip ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Built:
     engine: Engine
-    seconds: float  # that it took to build
+    seconds: float  # build time
 
 
 def _build(net: Network, options: Options, how: Mapping[str, Any]) -> Built:
@@ -131,7 +131,7 @@ def _build(net: Network, options: Options, how: Mapping[str, Any]) -> Built:
 
 
 def break_even(name: str, built: Callable[[], Built], N: int, rows: Sequence[Row]) -> str:
-    """From how many sentences on tables pay here: against our own convolutions, and the best peer without tables."""
+    """The break-even number of sentences: against onchip's convolutions, and the best peer without tables."""
     mine = next(row for row in rows if row.engine == name)
     without_tables = [row for row in rows if row.engine not in FOLDED]
     direct = next((row for row in rows if row.engine == DIRECT), None)
@@ -149,9 +149,9 @@ def break_even(name: str, built: Callable[[], Built], N: int, rows: Sequence[Row
 
 
 def torch_folded(what: Subject, threads: int) -> Forward:
-    """The tables that ours has, made by torch, and its own sum of looked-up rows.
+    """The same tables, computed by torch, and its embedding_bag.
 
-    Gathers and sums took two to three times as long, in pieces or not; compiled they took longer, and two minutes to
+    Gathers and sums took two to three times as long, in chunks or not; compiled they took longer, and two minutes to
     compile.
     """
     torch = load_torch(threads)
@@ -160,7 +160,7 @@ def torch_folded(what: Subject, threads: int) -> Forward:
 
 
 def torch_products(what: Subject, threads: int) -> Forward:
-    """Each convolution as one product: the windows of all sentences, overlapping in the embedding, copied apart."""
+    """Each convolution as one gemm over a copy of all windows of the embedding (im2col)."""
     torch = load_torch(threads)
     functional = torch.nn.functional
 

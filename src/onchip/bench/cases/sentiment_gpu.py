@@ -1,5 +1,6 @@
-"""sentiment on a GPU: 16,384 sentences by tables that lie ready, and by convolutions; from the host and from a file;
-and the tables."""
+"""sentiment on a GPU: 16,384 sentences by folded tables and by convolutions; from the host and from a file; and
+building the tables.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +22,14 @@ from onchip.workloads import sentiment
 
 PRECISIONS, HOST_PRECISION, DIRECT_PRECISION, ZIPF = ("fp16", "bf16", "fp32"), "fp16", "bf16", 1.2
 FOLDED = "torch.compile, folded"
-FILE_PARTS = 64  # times as many sentences: a file goes through in pieces
-JAX_S = 20.0  # of JAX
+FILE_PARTS = 64  # times as many sentences: a file is processed in chunks
+JAX_S = 20.0  # seconds for JAX
 
 
 def gpu_sentences(net: Network, options: Options) -> list[Case]:
-    """By tables in every precision and in 8 bits, by convolutions in bf16, with ids on the GPU; with page-locked ids of
-    the host, NumPy's and those of a file; and making the tables."""
+    """By tables in every precision and in 8 bits, by convolutions in bf16, with ids on the GPU; with ids in pinned and
+    in pageable host memory and in a file; and building the tables.
+    """
     peers, truths, pays, made = SentimentPeers(net), Truths(), BreakEven(), list[Case]()
     cases_of = functools.partial(gpu_cases, "sentiment", options=options, unit="sentences/s")
     folded: dict[str, Build] = {FOLDED: peers.compiled, "torch embedding_bag": peers.bags}
@@ -44,7 +46,7 @@ def gpu_sentences(net: Network, options: Options) -> list[Case]:
             ]
             cases = cases_of(jobs, peers=folded)
             made += _noted(cases, pays, "folded") if precision == DIRECT_PRECISION else cases
-            if precision == HOST_PRECISION:  # while the peer's tables are there
+            if precision == HOST_PRECISION:  # while the peer's tables are in memory
                 known = functools.partial(truths, net)
                 host = functools.partial(
                     HostJob, net=net, inputs=random, precision=precision, truth=known, judged=JUDGED
@@ -76,5 +78,5 @@ def _of_fp8_tables(truths: Truths, net: Network, rows: Rows, dtype: str) -> Trut
 
 
 def _noted(cases: list[Case], pays: BreakEven, form: str) -> list[Case]:
-    """The same cases; what a sentence of ours takes is remembered."""
+    """The same cases; each notes onchip's time per sentence."""
     return [replace(case, remark=functools.partial(pays.note, form)) for case in cases]

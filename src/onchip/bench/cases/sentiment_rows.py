@@ -1,4 +1,4 @@
-"""The sentences of sentiment's benchmarks, and what is true of them."""
+"""The sentences of sentiment's benchmarks, and their references."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def random_ids(net: Network, N: int) -> Array:
 
 
 def zipf_ids(net: Network, N: int, a: float = 1.0) -> Array:
-    """As words are: token i is drawn in proportion to 1 / (i + 1)^a."""
+    """Zipf-distributed ids: token i is drawn in proportion to 1 / (i + 1)^a."""
     V = net.weights["emb.weight"].shape[0]
     share = 1 / np.arange(1, V + 1) ** a
     return np.random.default_rng(1).choice(V, (N, *net.input.row_shape), p=share / share.sum()).astype(np.int32)
@@ -28,17 +28,17 @@ IDS = {"random ids": random_ids, "Zipf ids": zipf_ids}
 
 
 def exact_truth(net: Network, x: Array, dtype: str = "float32") -> Truth:
-    """With the yardstick of a dtype."""
+    """The reference, with the baseline error of a dtype."""
     return Truth(*_few_tokens(net, x), dtype)
 
 
 def naive(net: Network, x: Array, dtype: str) -> Array:
-    """What a run in this dtype makes of the sentences, a layer at a time."""
+    """Run in this dtype, one layer at a time."""
     return naive_run(*_few_tokens(net, x), dtype)
 
 
 class Truths:
-    """Of sentences, kept: most jobs judge the same ones, and float64 takes a second for four."""
+    """Cached references: most jobs check the same sentences, and float64 takes a second for four."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, dict[str, Truth]] = {}
@@ -53,7 +53,7 @@ class Truths:
 
 
 def rounded_table_truth(truth: Truth, net: Network, x: Array, tables: str, dtype: str = "float32") -> Truth:
-    """The same truth; the yardstick is a naive run in this dtype, on tables that were rounded once."""
+    """The same reference; the baseline error is that of a naive run in this dtype on rounded tables."""
     few, ids = _few_tokens(net, x)
     return truth.measured_by(naive_run(with_rounded_tables(few, tables), ids, dtype))
 

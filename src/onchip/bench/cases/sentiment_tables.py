@@ -1,4 +1,4 @@
-"""sentiment's tables on a GPU: the time to make them, the time until a first result, and from when on they pay."""
+"""sentiment's tables on a GPU: the time to build them, the time to a first result, and their break-even point."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ PACE = Pace(rounds=3, block_s=0.0, warm_up_s=0, pause_s=0, min_runs=1, max_runs=
 
 
 class BreakEven:
-    """From how many sentences on tables pay, as measured: what rows of three jobs tell together."""
+    """The number of sentences from which tables pay off, computed from the rows of three jobs."""
 
     def __init__(self) -> None:
         self._row_ms: dict[str, float] = {}
 
     def note(self, form: str, rows: Sequence[Row]) -> str:
-        """Remember what a sentence took, "folded" or "direct"; there is nothing to say yet."""
+        """Record the time per sentence, "folded" or "direct"; no remark yet."""
         mine = _ours(rows)
         if mine is not None and mine.rate:
             self._row_ms[form] = 1e3 / mine.rate
         return ""
 
     def tell(self, rows: Sequence[Row]) -> str:
-        """Of the job that makes the tables."""
+        """The remark of the job that builds the tables."""
         mine = _ours(rows)
         if mine is None or mine.median_ms is None or len(self._row_ms) < 2:
             return ""
@@ -64,11 +64,11 @@ def table_cases(
     net: Network, precision: str, peers: SentimentPeers, truths: Truths, options: Options,
     remark: Callable[[Sequence[Row]], str] | None = None,
 ) -> list[Case]:  # fmt: skip
-    """Tables made of weights that lie on the GPU; and from weights of the host to the first result, kernels compiled.
+    """Build the tables from weights on the GPU; and from weights of the host to the first result, kernels compiled.
 
-    remark  goes to the row of our tables
+    remark  for the row of onchip's tables
     """
-    ids = random_ids(net, sentiment.SENTENCES)[judged_rows(sentiment.SENTENCES, JUDGED)]  # whose truth is known
+    ids = random_ids(net, sentiment.SENTENCES)[judged_rows(sentiment.SENTENCES, JUDGED)]  # with a known reference
     index = int(options.device.partition(":")[2] or 0)
 
     def judge(y: Array, slack: float = 1.0) -> Verdict:
@@ -117,7 +117,7 @@ def table_cases(
 
 
 def builder(plan: Plan, index: int) -> Callable[[], object]:
-    """What makes the tables of a plan, of weights that are on the GPU already, and waits for them."""
+    """A function that builds the tables of a plan from weights on the GPU, and waits for them."""
     gpu, net = Gpu.get(index), plan.network
     looks_up = [group for group in plan.groups if any(net.by_name[n].layer.has_tables for n in group.claim.nodes)]
     wanted: list[Recipe] = [recipe for group in looks_up for recipe in group.claim.recipes.values()]

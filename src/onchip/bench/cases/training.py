@@ -1,6 +1,6 @@
-"""Cases of training: a job that ours and torch do, with the same judge. Ours goes through the public fit.
+"""Cases of training: a job for onchip and torch, with the same reference. onchip goes through the public fit.
 
-Everyone starts from the same weights and takes the same batches in the same order, so the first steps must
+Every engine starts from the same weights and takes the same batches in the same order, so the first steps must
 agree with float64, and accuracies can be compared seed by seed.
 """
 
@@ -29,12 +29,12 @@ from onchip.train.order import epoch_order
 from onchip.train.training_run import FitResult
 
 CHECKED_STEPS, CHECKED_ROWS = 16, 8_192
-PIXELS, FLOATS = "uint8 pixels", "float rows"  # of a case: a GPU keeps bytes as bytes, so it matters which rows are
+PIXELS, FLOATS = "uint8 pixels", "float rows"  # of a case: a GPU keeps bytes as bytes, so the kind of rows matters
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingCase:
-    """A training job. `net` makes the untrained network of a seed; options.epochs is the length of a run."""
+    """A training job. `net` returns the untrained network of a seed; options.epochs is the length of a run."""
 
     net: Callable[[int], Network]
     x: Array
@@ -42,11 +42,11 @@ class TrainingCase:
     options: TrainOptions
     threads: int
     device: str = "cpu"
-    data: str = ""  # what the rows are, for the setting
+    data: str = ""  # description of the rows, for the setting
 
     @property
     def device_threads(self) -> int | None:
-        """As fit wants them: they are the CPU's."""
+        """The threads argument of fit: only for the CPU."""
         return self.threads if self.device == "cpu" else None
 
     @property
@@ -61,7 +61,7 @@ class TrainingCase:
     def step_floor_ms(self) -> float:
         kind = "momentum" if self.options.momentum else self.options.optimiser
         batch = min(self.options.batch_size, len(self.x))
-        found = bytes_of(self.x) if self.device != "cpu" else None  # on a GPU bytes stay bytes: less to read
+        found = bytes_of(self.x) if self.device != "cpu" else None  # on a GPU bytes stay bytes: fewer bytes to read
         scale = found[1] if found else 0.0
         job = Job(self.options.precision, batch, loss=self.options.loss, optimiser=kind, byte_scale=scale)
         return plan(self.net(0), self.device, job).floor_us / 1e3
@@ -80,7 +80,7 @@ class TrainingCase:
 
     @functools.cached_property
     def few(self) -> TrainingCase:
-        """The same on the first rows, for some steps, at the least two: what everyone is judged on."""
+        """The same on the first rows, for at least two steps: what every engine is checked on."""
         n = min(len(self.x), CHECKED_STEPS * self.options.batch_size, CHECKED_ROWS)
         epochs = 1 if n > self.options.batch_size else 2
         return dataclasses.replace(
@@ -100,7 +100,7 @@ class TrainingCase:
 
 
 def standardised(x: Array) -> Array:
-    """Float rows as most people have them: mean 0 and deviation 1 over all, and no bytes any more."""
+    """Float rows as commonly used: mean 0 and standard deviation 1 over all values, so no longer bytes."""
     mean, deviation = (np.float32(moment(dtype=np.float64)) for moment in (x.mean, x.std))
     rows: Array = (x - mean) / deviation
     return rows
@@ -126,13 +126,13 @@ def _check_fit(lesson: TrainingCase) -> Verdict:
 
 
 def onchip_accuracy(lesson: TrainingCase, x_test: Array, y_test: Array, seeds: int) -> Ready:
-    """All seeds, side by side; the scores are their test accuracies in percent."""
+    """All seeds side by side; the scores are their test accuracies in percent."""
     scores: list[float] = []
 
     def run() -> None:
         runs = [Run(lesson.net(seed), lesson.seeded(seed)) for seed in range(seeds)]
         for result in fit_runs(runs, lesson.x, lesson.y, device=lesson.device, threads=lesson.device_threads):
-            if isinstance(result, KernelError):  # a run that diverged
+            if isinstance(result, KernelError):  # the run diverged
                 raise result
             engine = compile(result.network, lesson.device, threads=lesson.device_threads)
             scores.append(percent(engine(x_test), y_test))

@@ -1,8 +1,8 @@
-"""The peers on the CPU, each at the best setting we know for it, with as many threads as ours gets.
+"""The peers on the CPU, each at its best known setting, with as many threads as onchip.
 
-A peer is built once for a network and hands back a function from rows to rows, NumPy in, NumPy out, as ours is.
-Peers go layer by layer, so many rows at once fall out of the cache; calls of some thousand rows are often
-faster. `fastest` tries and keeps the fastest: the setting stands in the result file.
+A peer is built once per network and returns a function from rows to rows, NumPy in, NumPy out, as onchip does.
+Peers run layer by layer, so large batches fall out of the cache; calls of some thousand rows are often faster.
+`fastest` tries several sizes and keeps the fastest; the setting is in the result file.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise, Identity, Linear, LogSoftmax, ReLU, Reshape, Softmax
 from onchip.network.recipe import Array, Made, materialise
 
-Forward = Callable[..., Array]  # x (B, ...), one for each input -> y (B, ...)
+Forward = Callable[..., Array]  # x (B, ...), one per input -> y (B, ...)
 PIECES = (1_024, 4_096, 16_384)
 _TRIALS, _TRIALS_S = 3, 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A network in the forms that peers take it in."""
+    """A network in the forms that peers accept."""
 
     net: Network
-    module: Callable[[], Any]  # a torch.nn.Module in eval mode, which nobody changes
+    module: Callable[[], Any]  # a torch.nn.Module in eval mode; not modified
     write_onnx: Callable[[Path], None]
 
 
-Build = Callable[[Subject, int], Forward]  # (what, threads) -> a function that runs it
+Build = Callable[[Subject, int], Forward]  # (subject, threads) -> a function that runs it
 
 
 def subject_of(net: Network) -> Subject:
@@ -81,7 +81,7 @@ def torch_eager(what: Subject, threads: int) -> Forward:
 
 
 def torch_channels_last(what: Subject, threads: int) -> Forward:
-    """Images with their channels behind: rows are brought into that order, and the layers stay in it."""
+    """Images in NHWC (channels_last): the input is converted, and the layers keep the format."""
     torch = load_torch(threads)
     last = torch.channels_last
     module = copy.deepcopy(what.module()).to(memory_format=last)
@@ -93,8 +93,8 @@ def torch_channels_last(what: Subject, threads: int) -> Forward:
 def torch_compiled(what: Subject, threads: int) -> Forward:
     """Static shapes and frozen weights, which lets it pack them once; max-autotune took seconds and lost here."""
     torch = load_torch(threads)
-    torch._dynamo.reset()  # shapes of earlier networks count against a limit on graphs
-    torch._dynamo.config.allow_rnn = True  # else it refuses networks with an LSTM
+    torch._dynamo.reset()  # graphs of earlier networks count against a limit
+    torch._dynamo.config.allow_rnn = True  # else it rejects networks with an LSTM
     return torch_forward(torch, torch.compile(what.module(), dynamic=False, fullgraph=True, options={"freezing": True}))
 
 
@@ -132,7 +132,7 @@ def onnxruntime_session(what: Subject, threads: int) -> Forward:
 
 
 def numpy_layers(what: Subject, threads: int) -> Forward:
-    """One operation after another into arrays that are kept; ReLU in place. Only chains: a convolution takes ages."""
+    """One operation after another into preallocated arrays; ReLU in place. Chains only: convolutions take too long."""
     limited = blas_limiter(threads)
     made: Made = {}
     steps = [
@@ -167,7 +167,7 @@ def numpy_layers(what: Subject, threads: int) -> Forward:
 
 
 def linear_chain(net: Network) -> Sequence[Node]:
-    """The nodes, if each reads the one before and is a Linear or goes number by number or row by row."""
+    """The nodes, if each reads the previous one and is a Linear, elementwise or row-wise layer."""
     before = next(iter(net.inputs))
     for node in net.nodes:
         if node.inputs != (before,):
@@ -190,9 +190,9 @@ INFERENCE: dict[str, dict[str, Build]] = {
 def fastest(
     variants: Mapping[str, Forward], x: Sequence[Array], out: Array, pieces: Sequence[int] = PIECES
 ) -> tuple[Callable[[], Array], str]:
-    """Run all of x by the variant, and in calls of the size, that turn out fastest; also says which these are.
+    """Run all of x with the fastest variant and chunk size; also returns their names.
 
-    x  an array for each input
+    x  one array per input
     """
     B = len(x[0])
 
@@ -207,7 +207,7 @@ def fastest(
 
         return run
 
-    # Equal pieces where that is possible: a rest of another shape is another graph for torch.compile.
+    # Equal chunks if possible: a remainder of another shape is another graph for torch.compile.
     sizes = dict.fromkeys([B, *(math.ceil(B / math.ceil(B / piece)) for piece in pieces if piece < B)])
     runs = {(name, size): in_pieces(forward, size) for name, forward in variants.items() for size in sizes}
     name, size = min(runs, key=lambda choice: _trial_seconds(runs[choice]))
@@ -227,7 +227,7 @@ def _trial_seconds(run: Callable[[], object]) -> float:
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """A framework that fails while it is set up is unavailable, and says why; its warnings are its own."""
+    """A framework that fails during set-up is unavailable, with the reason; its warnings are suppressed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

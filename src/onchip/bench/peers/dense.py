@@ -13,7 +13,7 @@ from onchip.network.recipe import Array, Made, materialise
 class Dense(NamedTuple):
     weight: Array  # (D_out, D_in)
     bias: Array | None  # (D_out,)
-    relu: bool  # behind it
+    relu: bool  # whether a ReLU follows
 
 
 def dense_layers(net: Network) -> list[Dense]:

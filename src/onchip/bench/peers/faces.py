@@ -1,7 +1,7 @@
-"""faces as torch runs it on a GPU: as it is written, and each transposed convolution as four ordinary ones.
+"""faces in torch on a GPU: as written, and with each transposed convolution as four convolutions (phases).
 
-The latter is the fastest form we know: batch norm folded into the weights, no product with an inserted zero, channels
-last. Many images go through in pieces, which was no slower than all at once and takes one compilation for every job.
+The latter is the fastest form we know: batch norm folded into the weights, no multiplication by inserted zeros, NHWC.
+Large batches run in chunks, which was no slower and needs one compilation for all jobs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from onchip.network.graph import Network
 from onchip.plan.rewrites import fold_batchnorm, split_phases
 
 Tensor = Any
-COMPILE_S = 60.0  # of all a benchmark's torch.compile
-PIECE = 8_192  # images at a time
+COMPILE_S = 60.0  # seconds for torch.compile per benchmark
+PIECE = 8_192  # images per chunk
 PHASES = "torch.compile, four phases"
 
 
@@ -44,14 +44,14 @@ def in_pieces(stage: TorchStage, call: Call, x: Tensor) -> Tensor:
 
 
 class Compiled:
-    """torch.compile of a form; what it compiled for one job serves the next with pieces of that size."""
+    """torch.compile of a form; a compiled form is reused by later jobs with the same chunk size."""
 
     def __init__(self, allowance: Allowance, calls: Calls) -> None:
         self._allowance, self._calls = allowance, calls
         self._made: dict[tuple[str, str, int], tuple[str, Call]] = {}
 
     def get(self, task: GpuTask, stage: TorchStage) -> tuple[str, Call]:
-        """The name of its variant, and what takes up to PIECE images."""
+        """The name of its variant, and a function of up to PIECE images."""
         part = dataclasses.replace(task, x=task.x[:PIECE])
         key = task.precision, task.io, len(part.x)
         if key not in self._made:
@@ -78,23 +78,23 @@ def torch_graph(task: GpuTask, stage: TorchStage) -> Variants:
 
 
 class FacesPeers:
-    """Of one benchmark, as they share an allowance and what was compiled."""
+    """The peers of one benchmark, which share a time allowance and compiled forms."""
 
     def __init__(self) -> None:
         allowance = Allowance(COMPILE_S)
         self._phases, self._plain = Compiled(allowance, phase_calls), Compiled(allowance, plain_calls)
 
     def on_gpu(self, B: int) -> dict[str, Build]:
-        """Engine -> what builds it, for B images. Of few, the slower form is not compiled: that takes long."""
+        """Engine -> its builder, for B images. With few images, the slower form is not compiled: that takes long."""
         quick: dict[str, Build] = {"torch eager": torch_eager, "torch graph": torch_graph, PHASES: self._phases}
         return {**quick, "torch.compile": self._plain} if B > 1_000 else quick
 
     def to_host(self, net: Network) -> dict[str, HostBuild]:
-        """net: with images of floats."""
+        """net: with float images."""
         return {PHASES: functools.partial(self._to_host, net)}
 
     def _to_host(self, net: Network, given: HostGiven, stage: TorchStage) -> tuple[Callable[[], object], str]:
-        """Copies of a piece's images on a stream of their own, while the next piece is made."""
+        """Copies a chunk's images on a second stream while the next chunk is computed."""
         torch = stage.torch
         z, out = (torch.from_numpy(array) for array in (given.x, given.y))
         task = GpuTask(net, given.job.precision, "float16", z[:PIECE].to(stage.device).half())

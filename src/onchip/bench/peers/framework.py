@@ -1,4 +1,4 @@
-"""The networks of peers, where they are: the source tree has them, a wheel does not."""
+"""Imports the networks of peers: the source tree has them, a wheel does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PACKAGE = "onchip.bench.peers.frameworks"
 
 
 def framework(name: str) -> Any:
-    """A module of bench/peers/frameworks; UnavailableError where that is not installed."""
+    """A module of bench/peers/frameworks; UnavailableError if it is not installed."""
     try:
         return importlib.import_module(f"{_PACKAGE}.{name}")
     except ModuleNotFoundError as error:

@@ -1,6 +1,6 @@
-"""The peers on a GPU, on rows that lie there, each at the best setting we know for it.
+"""The peers on a GPU, on device-resident rows, each at its best known setting.
 
-A peer is built for one task and hands back its variants; the fastest is measured, and its name stands in the setting.
+A peer is built for one task and returns its variants; the fastest is measured, and its name is in the setting.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from onchip.network.graph import Network
 from onchip.network.types import numpy_dtype
 from onchip.plan.rewrites import fold_batchnorm
 
-COMPILE_S, JAX_S = 25.0, 30.0  # of all a benchmark's torch.compile, and of JAX
-NETWORKS_COMPILE_S, NETWORKS_JAX_S = 110.0, 100.0  # of networks that are not dense
-# Graphs are recorded here, around its kernels. Those that it makes itself copy x first, and while it records them it
-# frees the workspace of cuBLAS, which the graphs of others, recorded before, still write to.
+COMPILE_S, JAX_S = 25.0, 30.0  # seconds for torch.compile, and for JAX, per benchmark
+NETWORKS_COMPILE_S, NETWORKS_JAX_S = 110.0, 100.0  # for networks that are not dense
+# The benchmark captures graphs itself. torch.compile's own graphs copy x first, and capturing them frees the cuBLAS
+# workspace, to which graphs captured before still write.
 MODE = "max-autotune-no-cudagraphs"
-COMPILED_ROWS = 12_800  # torch.compile and JAX take long to compile and lose to graphs below
-COMPUTE = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # what weights are kept in
+COMPILED_ROWS = 12_800  # below, torch.compile and JAX take long to compile and lose to graphs
+COMPUTE = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # the dtype of the weights
 
 
 @dataclass(frozen=True, eq=False)
 class GpuTask:
-    """A network over rows on the GPU: everyone computes in `precision`, and reads and writes `io`."""
+    """A network over rows on the GPU: every engine computes in `precision`, and reads and writes `io`."""
 
     net: Network
     precision: str
     io: str  # dtype of x and y
     x: Any  # (B, ...), a tensor: of `io`, or of ids
-    more: tuple[Any, ...] = ()  # such tensors, of other inputs
-    module: Callable[[], Any] | None = None  # the torch module that the network comes from, which nobody changes
+    more: tuple[Any, ...] = ()  # the tensors of further inputs
+    module: Callable[[], Any] | None = None  # the torch module that the network comes from; not modified
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -54,22 +54,22 @@ class GpuTask:
 
 
 Build = Callable[[GpuTask, TorchStage], Variants]
-Call = Callable[..., Any]  # of x, and of other inputs
+Call = Callable[..., Any]  # of x, and of further inputs
 
 
 # -- torch -------------------------------------------------------------------------------------------------
 
 
 def torch_call(task: GpuTask, stage: TorchStage, module: Any = None, **options: Any) -> Call:
-    """The network as torch runs it: weights in the type that it computes in, rows converted on the way in and out.
+    """The network in torch: weights in the compute dtype, rows converted on input and output.
 
-    module   what is run, if not the network layer by layer; it is changed
-    options  of how its weights lie
+    module   run instead of the network layer by layer; it is modified
+    options  memory format of its weights
     """
     torch = stage.torch
     torch.set_float32_matmul_precision("high" if task.precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = task.precision == "tf32"  # else its fp32 convolutions are tf32
-    torch.backends.cudnn.benchmark = True  # it tries its convolutions and keeps the fastest
+    torch.backends.cudnn.allow_tf32 = task.precision == "tf32"  # else its fp32 convolutions use TF32
+    torch.backends.cudnn.benchmark = True  # tries convolution algorithms and keeps the fastest
     kind, given = getattr(torch, COMPUTE[task.precision]), getattr(torch, task.io)
     module = module or framework("torch_network").torch_module(task.net)
     module = module.eval().requires_grad_(False).to(stage.device, **options).to(kind)
@@ -79,8 +79,9 @@ def torch_call(task: GpuTask, stage: TorchStage, module: Any = None, **options: 
 
 
 def torch_calls(task: GpuTask, stage: TorchStage) -> dict[str, Call]:
-    """By name: layer by layer, batch norms as one with convolutions, and the module as it was written, with attention
-    of torch's own; of images, with their channels behind, too, into which order every call brings the rows."""
+    """By name: layer by layer with batch norms folded, and the module as written, with torch's attention; for images
+    also in NHWC (channels_last), where every call converts the rows.
+    """
     modules = {"": framework("torch_network").torch_module(without_norms(task.net))}
     if task.module is not None:
         modules["as written"] = task.module()
@@ -95,7 +96,7 @@ def torch_calls(task: GpuTask, stage: TorchStage) -> dict[str, Call]:
 
 
 def without_norms(net: Network) -> Network:
-    """With batch norms folded into products, as tools around torch and JAX do it for inference."""
+    """With batch norms folded into the weights, as tools for torch and JAX do for inference."""
     return fold_batchnorm(net)[0]
 
 
@@ -114,7 +115,7 @@ def torch_graph(task: GpuTask, stage: TorchStage) -> Variants:
 
 
 class Allowance:
-    """Seconds that may be spent on something slow, all together."""
+    """A time budget in seconds for slow work, e.g. compilation."""
 
     def __init__(self, seconds: float) -> None:
         self._left = self._given = seconds
@@ -133,9 +134,9 @@ class Allowance:
 def torch_compiled(
     allowance: Allowance, task: GpuTask, stage: TorchStage, mode: str = "", least_rows: int = 0
 ) -> Variants:
-    """Images with their channels where torch is faster without it: to compile both would take twice as long.
+    """Images in the memory format that is faster uncompiled: compiling both would take twice as long.
 
-    mode, least_rows  MODE and COMPILED_ROWS if not given
+    mode, least_rows  default: MODE and COMPILED_ROWS
     """
     mode = mode or MODE
     _check_rows("torch.compile", task, least_rows or COMPILED_ROWS)
@@ -149,12 +150,12 @@ Calls = Callable[[GpuTask, TorchStage], dict[str, Call]]  # the ways in which to
 def compile_faster(
     allowance: Allowance, calls: Calls, task: GpuTask, stage: TorchStage, mode: str = "default"
 ) -> tuple[str, Call]:
-    """Of these calls the one that is faster as it is, compiled for the task's number of rows; its name first."""
+    """The call that is faster uncompiled, compiled for the task's number of rows; returns its name first."""
     torch = stage.torch
-    with allowance.spend("torch.compile"), contextlib.redirect_stderr(io.StringIO()):  # it prints what it tunes
+    with allowance.spend("torch.compile"), contextlib.redirect_stderr(io.StringIO()):  # it prints its tuning
         name, call = _faster(calls(task, stage), task, stage)
         torch._dynamo.reset()
-        torch._dynamo.config.allow_rnn = True  # else it refuses networks with an LSTM
+        torch._dynamo.config.allow_rnn = True  # else it rejects networks with an LSTM
         run = torch.compile(call, mode=mode, dynamic=False, fullgraph=True)
         for _ in range(3):  # compiles
             run(*task.inputs)
@@ -165,7 +166,7 @@ def compile_faster(
 def _faster(calls: dict[str, Call], task: GpuTask, stage: TorchStage) -> tuple[str, Call]:
     def ms(name: str) -> float:
         work = functools.partial(calls[name], *task.inputs)
-        work()  # the first tries cuDNN's convolutions
+        work()  # the first call tries cuDNN's algorithms
         return statistics.median(stage.ms(work) for _ in range(TRIALS))
 
     name = min(calls, key=ms) if len(calls) > 1 else next(iter(calls))
@@ -181,7 +182,7 @@ def _check_rows(what: str, task: GpuTask, least: int) -> None:
 
 
 class TritonPeer:
-    """The kernel in triton_mlp at its best setting; what it learns of one task serves the next of its kind."""
+    """The kernel of triton_mlp at its best setting; rankings are reused by later tasks of the same kind."""
 
     def __init__(self) -> None:
         self._rankings: dict[tuple[Network, int, str], list[Any]] = {}
@@ -194,7 +195,7 @@ class TritonPeer:
         nets = [triton_mlp.TritonMlp(layers, kind, stage.device, split) for split in (True, False)]
         if nets[0].KB == 0:
             nets.pop()
-        # True fp32, or three products in TF32, which ours may use as well and which take less to compile.
+        # True fp32, or 3xTF32, which onchip may use too and which compiles faster.
         precisions = {"fp32": ("tf32x3", "ieee"), "tf32": ("tf32",)}.get(task.precision, ("ieee",))
         B, y = len(task.x), stage.empty((len(task.x), len(layers[-1].weight)), task.io)
         search = Search(task.x, y, torch_call(task, stage)(task.x), stage)
@@ -219,9 +220,9 @@ def load_jax() -> Any:
 
 
 def jax_jit(allowance: Allowance, task: GpuTask, stage: TorchStage, least_rows: int = 0) -> Variants:
-    """In fp32 with products in true fp32, as everyone; JAX's own default there is TF32.
+    """In fp32 the gemms are true fp32, as for every engine; JAX's default is TF32.
 
-    least_rows  COMPILED_ROWS if not given
+    least_rows  default: COMPILED_ROWS
     """
     _check_rows("jax", task, least_rows or COMPILED_ROWS)
     jax = load_jax()
@@ -236,7 +237,7 @@ def jax_jit(allowance: Allowance, task: GpuTask, stage: TorchStage, least_rows: 
         rows = [x if is_id else x.astype(kind) for x, is_id in zip(xs, are_ids, strict=True)]
         return forward(rows, weights).astype(given)
 
-    # The same memory; ids in 32 bits, as JAX by default has no others.
+    # Zero-copy; ids in 32 bits, because JAX has no 64-bit ints by default.
     from_dlpack = importlib.import_module("jax.dlpack").from_dlpack
     xs = [from_dlpack(x.int() if is_id else x) for x, is_id in zip(task.inputs, are_ids, strict=True)]
     run = jax.jit(whole)
@@ -248,11 +249,11 @@ def jax_jit(allowance: Allowance, task: GpuTask, stage: TorchStage, least_rows: 
 def make_network_peers(
     least_rows: int, compile_s: float = NETWORKS_COMPILE_S, jax_s: float = NETWORKS_JAX_S
 ) -> dict[str, Build]:
-    """As make_peers, of networks that are not dense; torch.compile and JAX from so many rows on.
+    """As make_peers, for networks that are not dense; torch.compile and JAX from `least_rows` rows on.
 
-    torch.compile keeps cuDNN's convolutions: to tune its own as well takes minutes a network.
+    torch.compile keeps cuDNN's convolutions: tuning its own as well takes minutes per network.
 
-    compile_s, jax_s  what all their compiling may take
+    compile_s, jax_s  time budgets for compilation
     """
     compiled = functools.partial(torch_compiled, Allowance(compile_s), mode="default", least_rows=least_rows)
     return {
@@ -264,7 +265,7 @@ def make_network_peers(
 
 
 def make_peers() -> dict[str, Build]:
-    """Engine -> what builds it; of one benchmark, as they share an allowance."""
+    """Engine -> its builder, for one benchmark: they share a time allowance."""
     return {
         "torch eager": torch_eager,
         "torch graph": torch_graph,

@@ -1,8 +1,8 @@
 """torch and JAX as peers in training on a GPU, in the fastest honest forms we know.
 
-Rows, weights and the order of rows lie on the GPU, and a new order is drawn there for every epoch. "torch graph" is a
-whole epoch as one CUDA graph of steps without autograd, compiled; "jax" is lax.scan over an epoch's batches, or over
-many epochs of a full batch; "torch eager" is how people write it: autograd and an optimiser.
+Rows, weights and the row order are on the GPU, where every epoch draws a new order. "torch graph" is a whole epoch as
+one CUDA graph of compiled steps without autograd; "jax" is lax.scan over an epoch's batches, or over many epochs of a
+full batch; "torch eager" is the usual code: autograd and an optimiser.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from onchip.network.recipe import Array
 from onchip.train.options import TrainOptions
 
 Tensor = Any
-COMPILE_S, JAX_S = 60.0, 100.0  # of all a benchmark's torch.compile, and of JAX
-FULL_BATCHES = 50  # epochs of a full batch that are one graph, or one call of JAX
+COMPILE_S, JAX_S = 60.0, 100.0  # seconds for torch.compile, and for JAX, per benchmark
+FULL_BATCHES = 50  # epochs of a full batch per graph, or per call of JAX
 
 
 def make_training_peers() -> dict[str, Build]:
-    """Engine -> what builds it; of one benchmark, as they share an allowance."""
+    """Engine -> its builder, for one benchmark: they share a time allowance."""
     return {
         "jax": functools.partial(jax_scan, Allowance(JAX_S), {}),
         "torch graph": functools.partial(torch_graph, Allowance(COMPILE_S)),
@@ -41,12 +41,12 @@ def make_training_peers() -> dict[str, Build]:
 
 
 def is_full(lesson: TrainingCase) -> bool:
-    """Whether an epoch is one step over all rows, as they lie."""
+    """Whether an epoch is one step over all rows, unshuffled."""
     return lesson.options.batch_size >= len(lesson.x) and not lesson.options.shuffle
 
 
 def first_order(lesson: TrainingCase) -> Array:
-    """Of an epoch's rows, as fit has them."""
+    """The row order of fit's first epoch."""
     return np.concatenate(lesson.batches(0))[: len(lesson.x)]
 
 
@@ -54,7 +54,7 @@ def first_order(lesson: TrainingCase) -> Array:
 
 
 class TorchSteps:
-    """Rows and weights on the GPU, and a step of SGD by hand: Linear layers with biases, ReLU and Sigmoid."""
+    """Rows and weights on the GPU, and a hand-written SGD step: Linear layers with biases, ReLU and Sigmoid."""
 
     def __init__(self, lesson: TrainingCase, stage: TorchStage) -> None:
         self.torch, self.options = stage.torch, lesson.options
@@ -66,14 +66,14 @@ class TorchSteps:
         self.vw, self.vb = ([self.torch.zeros_like(w) for w in weights] for weights in (self.w, self.b))
 
     def restart(self) -> None:
-        """From the first weights again."""
+        """Reset to the initial weights."""
         for now, first in zip((*self.w, *self.b), (*self._w, *self._b), strict=True):
             now.copy_(first)
         for v in (*self.vw, *self.vb):
             v.zero_()
 
     def step(self, rows: Tensor | None) -> Tensor:
-        """One update; the batch's loss before it. rows: their numbers; None: all."""
+        """One update; returns the batch's loss before it. rows: indices; None: all."""
         x, y = (self.x, self.y) if rows is None else (self.x[rows], self.y[rows])
         torch, h = self.torch, [x]
         for layer, w, b in zip(self.layers, self.w, self.b, strict=True):
@@ -99,7 +99,7 @@ class TorchSteps:
 
     def _update(self, i: int, dz: Tensor, h: Tensor) -> None:
         lr, momentum = self.options.lr, self.options.momentum
-        if not momentum:  # a gradient that is used once needs no place
+        if not momentum:  # a gradient that is used once needs no buffer
             self.w[i].addmm_(dz.t(), h, alpha=-lr)
             self.b[i].sub_(dz.sum(0), alpha=lr)
             return
@@ -144,7 +144,7 @@ def torch_graph(allowance: Allowance, job: EpochJob, stage: TorchStage) -> PeerR
 def _compiled(
     allowance: Allowance, steps: TorchSteps, rows: Tensor | None, stage: TorchStage
 ) -> tuple[Callable[[Tensor], Tensor], str]:
-    """The step, compiled for so many rows as long as there is time for that; else as it is."""
+    """The step, compiled for this batch size if the allowance permits, else uncompiled."""
     try:
         with allowance.spend("torch.compile"), contextlib.redirect_stderr(io.StringIO()):
             stage.torch._dynamo.reset()  # graphs of earlier runs count against a limit
@@ -158,7 +158,7 @@ def _compiled(
 
 
 def torch_eager(job: EpochJob, stage: TorchStage) -> PeerRun:
-    """Autograd and an optimiser, a step at a time."""
+    """Autograd and an optimiser, one step at a time."""
     lesson = job.lesson
     _set_precision(stage, lesson)
     run = Autograd(lesson, optimiser="fused", compiled=False, device=str(stage.device))
@@ -170,15 +170,15 @@ def torch_eager(job: EpochJob, stage: TorchStage) -> PeerRun:
 
 
 def jax_scan(allowance: Allowance, compiled: dict[Any, Any], job: EpochJob, stage: TorchStage) -> PeerRun:
-    """Epochs as one call. In fp32 products are true fp32, as everyone's; JAX's own default there is TF32.
+    """Epochs as one call. In fp32 the gemms are true fp32, as for every engine; JAX's default is TF32.
 
-    compiled  what earlier jobs had compiled: the same steps over other rows are not compiled again
+    compiled  steps compiled by earlier jobs, reused over other rows
     """
     jax, lesson = load_jax(), job.lesson
     from_dlpack, n, full = importlib.import_module("jax.dlpack").from_dlpack, len(lesson.x), is_full(lesson)
     x, y = (from_dlpack(stage.torch.from_numpy(array).to(stage.device)) for array in (lesson.x, lesson.y))
     layers, w, b = torch_layers(stage.torch, lesson.net(0))
-    # In memory of its own from the first call on: where that moves, a graph of XLA could not be updated.
+    # Copied into JAX's own memory: if the address changed between calls, XLA could not update its graph.
     first = [tuple(jax.numpy.asarray(weight.numpy()) for weight in pair) for pair in zip(w, b, strict=True)]
     zeros = [tuple(jax.numpy.zeros_like(weight) for weight in pair) for pair in first]
     activations = tuple(layer.activation for layer in layers)
@@ -207,9 +207,9 @@ def jax_scan(allowance: Allowance, compiled: dict[Any, Any], job: EpochJob, stag
 
 def jax_steps(jax: Any, options: TrainOptions, activations: Sequence[type | None], state: Any, x: Any, y: Any,
               order: Any) -> tuple[Any, Any]:  # fmt: skip
-    """SGD over an epoch's batches, in this order, or over FULL_BATCHES times all rows; the state then, and all losses.
+    """SGD over an epoch's batches, in this order, or FULL_BATCHES times over all rows; the new state and all losses.
 
-    state  weights and velocities, a pair (weight, bias) for each layer
+    state  weights and velocities, a pair (weight, bias) per layer
     """
     numpy, size = jax.numpy, options.batch_size
 
@@ -233,7 +233,7 @@ def jax_steps(jax: Any, options: TrainOptions, activations: Sequence[type | None
     if order is None:
         state, losses = jax.lax.scan(lambda state, _: step(state, (x, y)), state, None, length=FULL_BATCHES)
         return state, losses
-    x, y = x[order], y[order]  # once: less than a gather a step
+    x, y = x[order], y[order]  # once: cheaper than a gather per step
     whole = len(x) // size
     front = (part[: whole * size].reshape(whole, size, *part.shape[1:]) for part in (x, y))
     state, losses = jax.lax.scan(step, state, tuple(front))

@@ -1,4 +1,4 @@
-"""sentiment as torch runs it: by folded tables that torch makes itself, and on a GPU by convolutions as products."""
+"""sentiment in torch: by folded tables that torch computes itself, and on a GPU by convolutions as gemms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onchip.network.graph import Network
 from onchip.network.layers import Conv1d, Linear
 
 Tensor = Any
-COMPILE_S = 45.0  # of all a benchmark's torch.compile
+COMPILE_S = 45.0  # seconds for torch.compile per benchmark
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Weights:
 
     @classmethod
     def of(cls, net: Network, torch: Any, device: Any = "cpu", dtype: str = "float32") -> Weights:
-        """In what is computed in; the network's own are drawn."""
+        """In the compute dtype, from the network's arrays."""
 
         def put(name: str) -> Tensor:
             return torch.tensor(net.weights[name]).to(device).to(getattr(torch, dtype))
@@ -45,12 +45,12 @@ class Weights:
         return cls(put("emb.weight"), pairs(Conv1d), pairs(Linear))
 
     def taps(self) -> list[Tensor]:
-        """Of each convolution its tables, (K, V, C): every token's row times every tap."""
+        """The tables (K, V, C) of each convolution: every token's row times every tap."""
         return [self.table @ W.permute(2, 1, 0) for W, _ in self.convs]
 
 
 def finish(torch: Any, weights: Weights, found: Sequence[Tensor]) -> Tensor:
-    """What comes behind the largest over time of each branch, (B, C): bias, ReLU, and the Linear layers."""
+    """The layers after the max over time of each branch, (B, C): bias, ReLU, and the Linear layers."""
     functional = torch.nn.functional
     y = torch.cat([functional.relu(most + b) for most, (_, b) in zip(found, weights.convs, strict=True)], 1)
     for W, b in weights.linears[:-1]:
@@ -59,7 +59,7 @@ def finish(torch: Any, weights: Weights, found: Sequence[Tensor]) -> Tensor:
 
 
 def looked_up(torch: Any, weights: Weights, tables: Sequence[Tensor], ids: Tensor) -> Tensor:
-    """Rows of the tables, added; torch.compile makes one loop of a branch."""
+    """Sums of table rows; torch.compile fuses each branch into one loop."""
     ids, found = ids.long(), []
     for T in tables:
         P = ids.shape[1] - len(T) + 1
@@ -68,18 +68,18 @@ def looked_up(torch: Any, weights: Weights, tables: Sequence[Tensor], ids: Tenso
 
 
 def bags(torch: Any, weights: Weights, tables: Sequence[Tensor], ids: Tensor) -> Tensor:
-    """The same by torch's own sum of looked-up rows."""
+    """The same by torch's embedding_bag."""
     found = []
     for T in tables:
         K, V, C = T.shape
-        places = ids.long().unfold(1, K, 1) + V * torch.arange(K, device=ids.device)  # (B, P, K), in all taps' rows
+        places = ids.long().unfold(1, K, 1) + V * torch.arange(K, device=ids.device)  # (B, P, K), rows of all taps
         added = torch.nn.functional.embedding_bag(places.reshape(-1, K), T.view(K * V, C), mode="sum")
         found.append(added.view(len(ids), -1, C).amax(1))
     return finish(torch, weights, found)
 
 
 def windows(torch: Any, weights: Weights, taps: Sequence[Tensor], ids: Tensor) -> Tensor:
-    """Each convolution as one batched product over an overlapping view of the embedded tokens: nothing is copied.
+    """Each convolution as one batched gemm over an overlapping view of the embedded tokens, without a copy.
 
     taps  of each convolution (K * E, C)
     """
@@ -89,21 +89,21 @@ def windows(torch: Any, weights: Weights, taps: Sequence[Tensor], ids: Tensor) -
     for W in taps:
         K = len(W) // E
         P = S - K + 1
-        view = embedded.as_strided((P, B, K * E), (E, S * E, 1))  # a position at a time, all sentences
+        view = embedded.as_strided((P, B, K * E), (E, S * E, 1))  # batched over positions; each gemm has all sentences
         found.append(torch.bmm(view, W.expand(P, -1, -1)).amax(0))
     return finish(torch, weights, found)
 
 
 class SentimentPeers:
-    """Of one benchmark: tables and what was compiled for them serve all ids."""
+    """The peers of one benchmark: tables and compiled functions are shared by all ids."""
 
     def __init__(self, net: Network) -> None:
         self._net, self._allowance = net, Allowance(COMPILE_S)
-        self._tables: dict[str, tuple[Weights, list[Tensor]]] = {}  # of one precision: they are gigabytes
+        self._tables: dict[str, tuple[Weights, list[Tensor]]] = {}  # for one precision at a time: they are gigabytes
         self._compiled: dict[tuple[str, int], Call] = {}
 
     def fold(self, precision: str, stage: TorchStage) -> tuple[Weights, list[Tensor]]:
-        """The weights, from the host, and the tables."""
+        """The weights, uploaded from the host, and the tables."""
         weights = Weights.on_gpu(self._net, precision, stage)
         return weights, weights.taps()
 

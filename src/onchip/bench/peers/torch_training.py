@@ -1,9 +1,9 @@
 """torch as a peer in training, in the fastest honest forms we know.
 
-All rows lie in one tensor, batches are gathered by index, and nothing in the loop waits for a number. "torch eager"
-is how people write it: autograd and an optimiser; "torch.compile" is the same with the loss and its gradient
-compiled. "torch by hand" does without autograd: the gradients as products into arrays that are kept, and for plain
-SGD the update as part of the product.
+All rows are in one tensor, batches are gathered by index, and the loop never synchronises on a value. "torch eager" is
+the usual code: autograd and an optimiser; "torch.compile" is the same with the loss and its gradient compiled. "torch
+by hand" works without autograd: gradients are gemms into preallocated arrays, and for plain SGD the gemm does the
+update.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from onchip.network.layers import Linear, ReLU, Sigmoid
 from onchip.network.recipe import Array, materialise
 
 Tensor = Any
-SLACK = 100.0  # of a peer's error: a ReLU near 0 may fall to either side, and one row's gradient with it
+SLACK = 100.0  # of a peer's error: rounding may flip a ReLU's input around 0, and with it one row's gradient
 _TRIAL_ROWS, _TRIAL_STEPS, _TRIALS = 16_384, 64, 3
-_PIECES = (512, 2_048, 16_384)  # rows of a large batch at a time, by hand
+_PIECES = (512, 2_048, 16_384)  # rows per chunk of a large batch, by hand
 
 
 class TorchRun(abc.ABC):
-    """A training run of a lesson, whose rows and weights lie on a device of torch's."""
+    """A training run of a lesson, with rows and weights on a torch device."""
 
     def __init__(self, lesson: TrainingCase, seed: int = 0, device: str = "cpu") -> None:
         self.torch = load_torch(lesson.threads)
@@ -40,11 +40,11 @@ class TorchRun(abc.ABC):
 
     @abc.abstractmethod
     def step(self, x: Tensor, y: Tensor) -> Tensor:
-        """One update; the batch's loss before it."""
+        """One update; returns the batch's loss before it."""
 
     @abc.abstractmethod
     def weights(self) -> dict[str, Tensor]:
-        """By the names of the network."""
+        """By the network's names."""
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         size = self.lesson.options.batch_size
@@ -96,7 +96,7 @@ class Autograd(TorchRun):
 
         self.loss_of = loss_of
         if compiled:
-            # The backward pass is compiled with it; compiling the optimiser too gained nothing.
+            # The backward pass is compiled too; also compiling the optimiser gained nothing.
             torch._dynamo.reset()  # graphs of earlier runs count against a limit
             self.loss_of = torch.compile(loss_of, dynamic=False, fullgraph=True)
 
@@ -113,7 +113,7 @@ class Autograd(TorchRun):
 
 
 class ByHand(TorchRun):
-    """Linear layers with biases, ReLU and Sigmoid; a batch goes through `piece` rows at a time (None: all)."""
+    """Linear layers with biases, ReLU and Sigmoid; a batch runs in chunks of `piece` rows (None: all)."""
 
     def __init__(self, lesson: TrainingCase, seed: int = 0, *, piece: int | None) -> None:
         super().__init__(lesson, seed)
@@ -133,7 +133,7 @@ class ByHand(TorchRun):
         piece = self.piece or size
         scale = 1.0 / size if options.loss == "cross_entropy" else 1.0
         with self.torch.inference_mode():
-            if piece >= size and not options.momentum:  # a gradient that is used once needs no place
+            if piece >= size and not options.momentum:  # a gradient that is used once needs no buffer
                 return self._pull(x, y, self.w, self.b, -options.lr, scale)
             for v in (*self.vw, *self.vb):
                 v.mul_(options.momentum)
@@ -146,7 +146,7 @@ class ByHand(TorchRun):
             return sum(losses)
 
     def _pull(self, x: Tensor, y: Tensor, to_w: list[Tensor], to_b: list[Tensor], factor: float, scale: float) -> Any:
-        """Add `factor` times the gradient of scale * (the rows' losses) to to_w and to_b; the loss."""
+        """Add `factor` times the gradient of scale * (the rows' losses) to to_w and to_b; return the loss."""
         torch, (h, dz, minus_one) = self.torch, self._arrays(len(x))
         values = [x, *h]
         for i, layer in enumerate(self.layers):
@@ -169,7 +169,7 @@ class ByHand(TorchRun):
         return loss
 
     def _through(self, activation: type | None, dz: Tensor, h: Tensor) -> None:
-        """dz *= the activation's slope, by its output h."""
+        """dz *= the activation's derivative, computed from its output h."""
         aten = self.torch.ops.aten
         if activation is Sigmoid:
             aten.sigmoid_backward.grad_input(dz, h, grad_input=dz)
@@ -177,7 +177,7 @@ class ByHand(TorchRun):
             aten.threshold_backward.grad_input(dz, h, 0, grad_input=dz)
 
     def _arrays(self, rows: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """For so many rows: what every layer gives, the gradients by what goes into its activation, and -1s."""
+        """Buffers for `rows` rows: each layer's output, the gradient of each activation's input, and -1s."""
         if rows not in self._kept:
             h, dz = ([self.torch.empty(rows, len(w)) for w in self.w] for _ in range(2))
             self._kept[rows] = (h, dz, self.torch.full((rows, 1), -1.0))
@@ -185,9 +185,9 @@ class ByHand(TorchRun):
 
 
 class Dense(NamedTuple):
-    weight: str  # names of the network
+    weight: str  # names in the network
     bias: str
-    activation: type | None  # behind it
+    activation: type | None  # that follows
 
 
 def torch_layers(torch: Any, net: Network) -> tuple[list[Dense], list[Tensor], list[Tensor]]:
@@ -226,7 +226,7 @@ def torch_forms(lesson: TrainingCase) -> dict[str, dict[str, Make]]:
 
 
 def torch_runs(lesson: TrainingCase) -> dict[str, Callable[[], Ready]]:
-    """What prepares each form of torch for a lesson."""
+    """The function that prepares each torch form for a lesson."""
     return {name: functools.partial(torch_run, lesson, name, forms) for name, forms in torch_forms(lesson).items()}
 
 
@@ -237,7 +237,7 @@ def torch_run(lesson: TrainingCase, name: str, forms: Mapping[str, Make]) -> Rea
 
 
 def torch_accuracy(lesson: TrainingCase, name: str, x_test: Array, y_test: Array, seeds: int) -> Ready:
-    """All seeds, one after the other; the scores are their test accuracies in percent."""
+    """All seeds in sequence; the scores are their test accuracies in percent."""
     forms = torch_forms(lesson)[name]
     with explained(name):
         variant, _ = fastest_form(lesson, forms)
@@ -256,7 +256,7 @@ def torch_accuracy(lesson: TrainingCase, name: str, x_test: Array, y_test: Array
 
 
 def fastest_form(lesson: TrainingCase, forms: Mapping[str, Make]) -> tuple[str, TorchRun]:
-    """The form that takes the first steps fastest here and now; in turns, the best of a few tries."""
+    """The form that runs the first steps fastest; interleaved, best of a few tries."""
     runs = {name: make(lesson, 0) for name, make in forms.items()}
     if len(runs) == 1:
         return next(iter(runs.items()))

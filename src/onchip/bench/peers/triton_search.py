@@ -1,4 +1,4 @@
-"""The best setting of the Triton kernel for a task: some that differ much, then those around the best of them."""
+"""Search for the best setting of the Triton kernel: a few distant settings, then the neighbours of the best."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 TUNE_S = 12.0  # to compile and try settings for one task
 RETRIED = 4  # settings of an earlier task of the same kind
-FINALISTS = 2  # settings that are tried with all precisions and columns
-CALLS = 5  # of a sample
-NEAR = 0.05  # of the largest number: how far a setting may be from torch. What Triton made of some was plain wrong.
+FINALISTS = 2  # settings that are tried with all precisions and column layouts
+CALLS = 5  # per sample
+NEAR = 0.05  # allowed difference from torch, relative to the largest value: Triton compiled some settings wrongly
 
 
 class Search:
-    """Settings of one network over x, each compiled, held against `right` and timed, as long as there is time."""
+    """Settings of one network over x, each compiled, compared with `right` and timed, within a time budget."""
 
     def __init__(self, x: Any, y: Any, right: Any, stage: TorchStage) -> None:
-        """y  (B, D_out), which settings write; right: what torch makes of x"""
+        """y: (B, D_out), written by each setting. right: torch's output for x."""
         self._x, self._y, self._right, self._stage = x, y, right, stage
         self._until = time.perf_counter() + TUNE_S
         self._failed = UnavailableError("no setting of the Triton kernel was tried")
@@ -38,17 +38,17 @@ class Search:
         return time.perf_counter() > self._until
 
     def call(self, net: TritonMlp, choice: Choice, precision: str) -> Callable[[], Any] | None:
-        """A call of this setting, if it works and is right."""
+        """A call of this setting, if it compiles and is correct."""
         call = functools.partial(net, self._x, self._y, choice, precision)
         self._stage.poison(self._y)
         try:
             call()
             self._stage.synchronise()
-        except Exception as error:  # too much shared memory, too many registers: each its own exception
+        except Exception as error:  # too much shared memory, too many registers: different exceptions
             self._failed = UnavailableError(f"triton does not work here: {why(error)}")
             return None
         right = self._right.float()
-        if not (self._y.float() - right).abs().max() <= NEAR * right.abs().max():  # a NaN is wrong
+        if not (self._y.float() - right).abs().max() <= NEAR * right.abs().max():  # false for NaN
             self._failed = UnavailableError(f"triton is wrong with {choice}")
             return None
         return call
@@ -63,7 +63,7 @@ class Search:
                 self.ms[choice] = statistics.median(self._stage.ms(graph) for _ in range(TRIALS))
 
     def ranking(self) -> list[Choice]:
-        """The fastest first."""
+        """Fastest first."""
         if not self.ms:
             raise self._failed
         return sorted(self.ms, key=lambda choice: self.ms[choice])
@@ -76,11 +76,11 @@ def best_settings(
     first: Sequence[Choice],
     around: Callable[[Choice], Sequence[Choice]] | None,
 ) -> Variants:
-    """The best settings found, with each precision and each way to read columns there is time for.
+    """The best settings found, with each precision and column layout that the time budget permits.
 
     nets    the same network, with its columns padded in different ways
     first   settings to try
-    around  those near the best of them; None: they are what is left of an earlier search
+    around  neighbours of the best of them; None: `first` comes from an earlier search
     """
     search.try_all(first, nets[0], precisions[0])
     if around is not None:
@@ -93,5 +93,5 @@ def best_settings(
         if call is not None:
             columns = f"{net.KA}+{net.KB}" if net.KB else str(net.KA)
             name = f"{choice}, {columns} columns{', 3xTF32' if precision == 'tf32x3' else ''}"
-            made[name] = Forward(call, eager=False)  # a launch from Python often outlasts the run
+            made[name] = Forward(call, eager=False)  # a launch from Python often takes longer than the kernel
     return made

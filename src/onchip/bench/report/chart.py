@@ -1,8 +1,8 @@
-"""The chart of the README: how many times as fast as the best peer, drawn from committed result files.
+"""The chart of the README: speedup over the best peer, drawn from committed result files.
 
     python -m onchip.bench.report.chart docs/speedup.svg benchmarks/results
 
-It shows the cases of the README's table, in its order; --check only says whether the picture is up to date.
+It shows the cases of the README's table, in the same order; --check only reports whether the file is up to date.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onchip.bench.report.table import find_results, front_rows
 from onchip.errors import OnchipError
 from onchip.files import atomic_write, open_input
 
-_LEFT, _RIGHT, _TOP, _LINE = 350, 690, 46, 26  # pixels: where bars may lie, where they begin, from one to the next
+_LEFT, _RIGHT, _TOP, _LINE = 350, 690, 46, 26  # pixels: where bars begin and end, the top margin, the line height
 _TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 _STYLE = (
     "text{fill:#1f2328}.dim{fill:#656d76}.faster{fill:#0969da}.slower{fill:#bc4c00}.grid{stroke:#d1d9e0}"
@@ -28,7 +28,7 @@ _STYLE = (
 
 
 def draw_speedups(found: Sequence[tuple[Results, Row]]) -> str:
-    """An SVG with a bar for each row that has a peer, on a logarithmic scale; 1x is the best peer."""
+    """An SVG with one bar per row that has a peer, on a log scale; 1x is the best peer."""
     bars = [_bar(results, row) for results, row in found]
     shown = [bar for bar in bars if bar is not None]
     ratios = [ratio for _, ratio, _ in shown] or [1.0]
@@ -52,7 +52,7 @@ def draw_speedups(found: Sequence[tuple[Results, Row]]) -> str:
 
 
 def _bar(results: Results, row: Row) -> tuple[str, float, str] | None:
-    """What it is called, times as fast, as whom; None where nobody was measured beside it."""
+    """Label, speedup and peer; None if no peer was measured."""
     peer = best_peer(results.rows, row)
     if peer is None or not peer.median_ms or not row.median_ms:
         return None

@@ -1,4 +1,4 @@
-"""Where and with what a number was made: machine, versions, commit, command."""
+"""The origin of a result: machine, versions, commit, command."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from onchip.runtime.cuda.driver import version_text
 
 PACKAGES = ("numpy", "numba", "llvmlite", "scipy", "torch", "onnxruntime", "triton", "jax", "cupy")
 SHA = re.compile("[0-9a-f]{40}")
-DIRTY, PARTIAL = "+dirty", "+partial"  # after a commit: the tree differs from it; the run has not ended
-_UNTOLD = ("--out", "--commit")  # another folder, or another tree, is another run of the same command
-_WHEELS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x")}  # what else a package may be called where it is installed
+DIRTY, PARTIAL = "+dirty", "+partial"  # suffixes of a commit: uncommitted changes; an unfinished run
+_UNTOLD = ("--out", "--commit")  # options that do not change what the command measures
+_WHEELS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x")}  # other distribution names of a package
 
 
 def describe_machine(device: Device, ceilings: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """The device with its rates, the peak that its floors are made of, and the system around it.
+    """The device with its rates, the peak behind its floors, and the system.
 
-    ceilings  what was measured beside the engines
+    ceilings  rates measured along with the engines
     """
     facts = {
         "device": device_slug(device),
@@ -64,7 +64,7 @@ def device_slug(device: Device) -> str:
 
 
 def versions(device: Device) -> dict[str, str | None]:
-    """Of Python, onchip and everything that was measured; None: not installed. On a GPU also driver and NVRTC."""
+    """Of Python, onchip and every measured package; None: not installed. On a GPU also driver and NVRTC."""
     found: dict[str, str | None] = {"python": platform.python_version(), "onchip": onchip.__version__}
     for package in PACKAGES:
         found[package] = None
@@ -79,14 +79,14 @@ def _cuda_versions() -> dict[str, str | None]:
 
     try:
         cuda = version_text(int(driver.cuDriverGetVersion()[1]))
-    except Exception:  # no driver: the bindings raise their own error, each version another one
+    except Exception:  # no driver: the bindings' exception depends on their version
         cuda = None
     _, major, minor = nvrtc.nvrtcVersion()
     return {"cuda driver": cuda, "nvrtc": f"{major}.{minor}", "nvidia driver": _nvidia_driver()}
 
 
 def _nvidia_driver() -> str | None:
-    """ "580.65.06"; the kernel module tells it."""
+    """ "580.65.06", from the kernel module."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:
@@ -96,9 +96,9 @@ def _nvidia_driver() -> str | None:
 
 
 def commit(given: str | None = None) -> str:
-    """The commit of the checkout that runs, "+dirty" if files differ from it; else the given one, or the version.
+    """The commit of the running checkout, "+dirty" if files differ; else the given one, or the version.
 
-    given  what a user says that a tree without .git is a copy of; a checkout has to agree
+    given  the commit of a source tree without .git; a checkout must agree with it
     """
     if given is not None and not SHA.fullmatch(given):
         raise InputError("bad commit", got=repr(given), expected="40 hexadecimal digits", hint="git rev-parse HEAD")
@@ -114,7 +114,7 @@ def commit(given: str | None = None) -> str:
 
 
 def _checkout_commit() -> str | None:
-    """Files under benchmarks/results do not count: writing the first result must not taint the second."""
+    """Ignores benchmarks/results: writing the first result must not make the second dirty."""
     package = Path(onchip.__file__).resolve().parent
     top = _git(package, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() / "src" / "onchip" != package:
@@ -136,7 +136,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def command_line() -> str:
-    """The command as it was typed, without where its results went and what the tree is a copy of."""
+    """The command as typed, without the output folder and the given commit."""
     kept, words = ["onchip"], iter(sys.argv[1:])
     for word in words:
         if word in _UNTOLD:

@@ -1,4 +1,4 @@
-"""Result files: benchmarks/results/<device>/<what>.json, written whole or not at all, read with suspicion."""
+"""Result files: benchmarks/results/<device>/<what>.json, written atomically, validated when read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
 
-ACCURACY = "% test accuracy"  # the one unit that is a score and no speed
+ACCURACY = "% test accuracy"  # the only unit that is a score, not a speed
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Row:
     checked: bool
     samples_ms: tuple[float, ...] = ()
     threads: int | None = None
-    setting: str = ""  # how the engine was set up, where there was a choice; the data, where it matters
-    scores: tuple[float, ...] = ()  # one a run, where the rate is their mean
-    score_std: float | None = None  # their standard deviation, as of a sample
-    extra: dict[str, float | int | str] = dataclasses.field(default_factory=dict)  # what else is known: registers, ...
+    setting: str = ""  # how the engine was configured, if there was a choice; the data, if it matters
+    scores: tuple[float, ...] = ()  # one per run, if the rate is their mean
+    score_std: float | None = None  # sample standard deviation of the scores
+    extra: dict[str, float | int | str] = dataclasses.field(default_factory=dict)  # other properties: registers, ...
 
     @property
     def is_peer(self) -> bool:
-        """Measured beside ours: no variant of ours, no rung, no report's figure from another machine."""
+        """Not a variant of onchip, not a rung, not a figure from the report."""
         return not self.engine.startswith(("onchip", "report", "ladder:"))
 
 
@@ -70,7 +70,7 @@ def make_row(
     scores: Callable[[], Sequence[float]] | None = None,
     extra: Mapping[str, float | int | str] | None = None,
 ) -> Row:
-    """A row from what was measured; the rate is work / time, or the mean of the scores."""
+    """A row from a measurement; the rate is work / time, or the mean of the scores."""
     row = Row(workload, case, engine, precision, None, None, None, None, unit, floor_ms, verdict.error,
               verdict.is_right, threads=threads, setting=setting, extra=dict(extra or {}))  # fmt: skip
     if timing is None:
@@ -91,7 +91,7 @@ class Results:
     command: str
     date: str
     rows: tuple[Row, ...]
-    skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # engine -> why it is not there
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # engine -> why it was skipped
 
     def to_dict(self) -> dict[str, Any]:
         document = {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
@@ -104,7 +104,7 @@ def result_path(folder: str | os.PathLike[str], device: str, what: str) -> Path:
 
 
 def write_results(results: Results, path: str | os.PathLike[str]) -> None:
-    """Write the file and the folders it lies in; an infinite error becomes null, as JSON has no infinity."""
+    """Write the file and create its folders; an infinite error becomes null, as JSON has no infinity."""
     make_folder(path)
     text = to_json(results.to_dict())
     with atomic_write(path) as file:
@@ -112,7 +112,7 @@ def write_results(results: Results, path: str | os.PathLike[str]) -> None:
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """The folder that `path` will lie in."""
+    """Create the parent folder of `path`."""
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 def to_json(document: dict[str, Any]) -> str:
-    """Indented, with lists of numbers on one line: a person reads these files in reviews."""
+    """Indented, with lists of numbers on one line: these files are read in reviews."""
     lines = json.dumps(_finite(document), indent=1, allow_nan=False, ensure_ascii=False).split("\n")
     out: list[str] = []
     open_list = False
@@ -168,11 +168,11 @@ def _read_row(given: dict[str, Any]) -> Row:
     return dataclasses.replace(row, samples_ms=tuple(row.samples_ms), scores=tuple(row.scores), extra=dict(row.extra))
 
 
-# -- showing -----------------------------------------------------------------------------------------------
+# -- display -----------------------------------------------------------------------------------------------
 
 
 class Job(Protocol):
-    """What says which job a case or a row is of."""
+    """Identifies the job of a case or a row."""
 
     @property
     def workload(self) -> str: ...
@@ -183,7 +183,7 @@ class Job(Protocol):
 
 
 def job_title(job: Job) -> str:
-    """ "decode, 12800 rows"; with the precision where it is not fp32."""
+    """ "decode, 12800 rows"; with the precision if it is not fp32."""
     return ", ".join([job.workload, case_title(job)])
 
 
@@ -198,7 +198,7 @@ def machine_title(machine: Mapping[str, Any]) -> str:
 
 
 def short_commit(commit: str) -> str:
-    """Seven digits of a hash, and what is said after it; a version as it is."""
+    """Seven digits of a hash and its suffix; a version unchanged."""
     digits, plus, more = commit.partition("+")
     return commit if " " in commit else f"{digits[:7]}{plus}{more}"
 
@@ -220,14 +220,14 @@ def show_speedup(rows: Sequence[Row], row: Row) -> str:
 
 
 def show_against_peer(rows: Sequence[Row], row: Row) -> str:
-    """ "onchip 0.0256 ms, 0.87x torch graph 0.0222 ms": in one line, against the best peer at the same job."""
+    """ "onchip 0.0256 ms, 0.87x torch graph 0.0222 ms": one line against the best peer at the same job."""
     peer = best_peer(rows, row)
     beside = f", {show_speedup(rows, row)} {peer.engine} {show_ms(peer.median_ms)} ms" if peer else ""
     return f"{row.engine} {show_ms(row.median_ms)} ms{beside}"
 
 
 def show_floor(row: Row, launch_us: float) -> str:
-    """Share of the floor; where the floor is mostly the launch itself, that, instead of a sad 3 %."""
+    """Percent of the floor; "launch" if the floor is mostly launch overhead."""
     if row.floor_ms is None or row.median_ms is None:
         return "-"
     if row.floor_ms < 2 * launch_us / 1e3:
@@ -236,7 +236,7 @@ def show_floor(row: Row, launch_us: float) -> str:
 
 
 def show_rate(row: Row) -> str:
-    """Without its unit, which stands above it: 6400000 rows/s -> "6.4 M"; a mean of scores with their spread."""
+    """Without the unit, which is in the column heading: 6400000 rows/s -> "6.4 M"; a mean of scores with its spread."""
     if row.rate is None:
         return "-"
     if row.unit == ACCURACY:
@@ -248,7 +248,7 @@ def show_rate(row: Row) -> str:
 
 
 def make_tables(results: Results) -> Group:
-    """Rich tables, one a case, no wider than 80 columns."""
+    """Rich tables, one per case, at most 80 columns wide."""
     from rich.console import Group
     from rich.text import Text
 
@@ -262,7 +262,7 @@ def make_tables(results: Results) -> Group:
 
 
 def _summary_table(rows: Sequence[Row]) -> Table:
-    """A line for each of our engines at each case: how many times as fast as the best peer."""
+    """One line per onchip engine and case: its speedup over the best peer."""
     table = _table("against the best peer", "workload, case", "onchip ms", "peer ms", "x peer", "peer")
     for row in rows:
         if row.engine.startswith("onchip"):
@@ -299,7 +299,7 @@ def _case_table(rows: list[Row], results: Results) -> Table:
 
 
 def show(what: RenderableType) -> None:
-    """On stdout; into a pipe or a file as wide as it is, without colours."""
+    """Print to stdout; into a pipe or a file at full width and without colours."""
     from rich.console import Console
 
     console = Console()

@@ -1,11 +1,11 @@
-"""The tables of results in README and ladder pages, made from committed result files:
+"""The tables of results in README and ladder pages, generated from committed result files:
 
     python -m onchip.bench.report.table README.md benchmarks/results --front
     python -m onchip.bench.report.table docs/results.md benchmarks/results
     python -m onchip.bench.report.table docs/ladders/decode.md benchmarks/results/*/ladder-decode.json
 
-It replaces what stands between the two marker comments; --check only says whether that is up to date. Files of
-nothing but rungs make a table of rungs; --front shows a few rows, one kind of work each.
+Replaces the text between the two marker comments; --check only reports whether it is up to date. Files with only
+rungs give a table of rungs; --front selects a few rows, one per kind of work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from onchip.measure.pace import show_ms
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HEAD = ("case", "onchip", "best peer", "speed-up", "of floor")
-# Device, workload and case of what the README shows.
+# Device, workload and case of each row in the README.
 FRONT = (
     ("h200", "decode", "2097152 rows, fp16"), ("h200", "sentiment", "16384 sentences, random ids, fp16"),
     ("h200", "faces", "5248 images, fp16"), ("h200", "scan", "2^28 numbers"),
@@ -50,19 +50,19 @@ RUNG_HEAD = ("rung", "ms", "x first", "x before", "of floor", "max error")
 
 
 def markdown(files: Sequence[Results]) -> str:
-    """A table for every file, of the cases that onchip was measured on, with its command; of ladders, their rungs."""
+    """One table per file, of the cases that onchip was measured on, with its command; for ladders, their rungs."""
     if all(row.engine.startswith(RUNG) for results in files for row in results.rows):
         return "\n\n".join(map(_rungs, files))
     return "\n\n".join(_section(results) for results in files if _measured(results))
 
 
 def _measured(results: Results) -> list[Row]:
-    """Ours that have a time."""
+    """The rows of onchip that have a time."""
     return [row for row in results.rows if row.engine == "onchip" and row.checked and row.median_ms is not None]
 
 
 def _section(results: Results) -> str:
-    """What is known besides of ours has columns too."""
+    """The `extra` properties of onchip's rows become columns."""
     rows = _measured(results)
     extras = list(dict.fromkeys(name for row in rows for name in row.extra))
     lines = [[*_cells(results, row), *(_number(row.extra.get(name, "-")) for name in extras)] for row in rows]
@@ -72,7 +72,7 @@ def _section(results: Results) -> str:
 
 
 def _source(results: Results) -> str:
-    """The one run that a file comes from."""
+    """The command and commit of a file."""
     return f"`{results.command}` at `{short_commit(results.commit)}`"
 
 
@@ -91,7 +91,7 @@ def front_rows(files: Sequence[Results]) -> list[tuple[Results, Row]]:
 
 
 def front(files: Sequence[Results]) -> str:
-    """The table of FRONT; the page with all of them has the commands."""
+    """The table of FRONT; docs/results.md has the commands."""
     rows = [[row.workload, *_cells(results, row), machine_title(results.machine)] for results, row in front_rows(files)]
     return _lines(["workload", *HEAD, "machine"], rows)
 
@@ -102,7 +102,7 @@ def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _rungs(results: Results) -> str:
-    """A line a rung, and where they were measured; a wrong one has no time. What is known besides has columns too."""
+    """One line per rung, and the machine; a wrong rung has no time. The `extra` properties become columns."""
     timed, lines = list[float](), []
     extras = list(dict.fromkeys(name for row in results.rows for name in row.extra))
     for row in results.rows:
@@ -130,7 +130,7 @@ def _number(value: float | int | str) -> str:
 
 
 def _cells(results: Results, row: Row) -> list[str]:
-    """As HEAD has them."""
+    """The columns of HEAD."""
     peer = best_peer(results.rows, row)
     floor = show_floor(row, float(results.machine.get("launch_us", 0)))
     return [case_title(row), _value(row), "-" if peer is None else f"{_value(peer)} ({peer.engine})",
@@ -146,7 +146,7 @@ def _cell(text: str) -> str:
 
 
 def find_results(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """These files, and every result file in these folders, in the order of their names."""
+    """These files, and every result file in these folders, sorted by name."""
     found: list[Path] = []
     for path in map(Path, paths):
         found += sorted(path.rglob("*.json")) if path.is_dir() else [path]
@@ -156,7 +156,7 @@ def find_results(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
 
 
 def replace_table(text: str, table: str, where: str = "README.md") -> str:
-    """`text` with everything between the markers exchanged."""
+    """`text` with everything between the markers replaced."""
     begin, end = text.find(BEGIN), text.find(END)
     if begin < 0 or end < begin or text.count(BEGIN) != 1 or text.count(END) != 1:
         raise FormatError(f"{where} has no place for results", expected=f"{BEGIN}, later {END}, once each")

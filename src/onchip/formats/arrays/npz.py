@@ -1,4 +1,4 @@
-"""Arrays in .npz files: zip archives of .npy files, as numpy.savez makes them."""
+"""Arrays in .npz files: zip archives of .npy files, as numpy.savez writes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onchip.network.reading import blaming, show
 
 
 def open_npz(path: str | os.PathLike[str], name: str) -> RowSource:
-    """The array of this name in an .npz file, or the only one that is there."""
+    """Open the array of this name in an .npz file, or its only array."""
     source = Path(path)
     with open_input(source) as file, blaming(source):
         try:
@@ -29,7 +29,7 @@ def open_npz(path: str | os.PathLike[str], name: str) -> RowSource:
                     data = packed.read(member.file_size + 1)
         except (OnchipError, OSError, MemoryError):
             raise
-        except Exception as error:  # every method of compression raises errors of its own, and names raise others
+        except Exception as error:  # each compression method raises its own errors, and bad names others
             hint = "numpy.savez('rows.npz', x=rows)"
             raise FormatError("not an .npz file", got=str(error), expected="a whole zip archive", hint=hint) from None
         return RowSource(rows_of_npy(data), lambda: None)

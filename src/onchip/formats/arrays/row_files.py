@@ -1,8 +1,7 @@
-"""Arrays of rows on disk, opened without being loaded, and written piece by piece.
+"""Arrays of rows on disk, opened without being loaded, and written in chunks.
 
-open_rows knows .npy and idx, the format of MNIST (both are read when asked for), and idx inside .gz
-(unpacked into memory). Which of them a file is, its first bytes say. open_flat_rows opens numbers without a
-header, of which somebody must say what they are.
+open_rows detects .npy and idx (the format of MNIST), which it reads on demand, and gzipped idx, which it unpacks into
+memory. The first bytes determine the format. open_flat_rows opens headerless files of a given shape and dtype.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from onchip.network.reading import MAX_DIM, MAX_RANK, blaming, show
 from onchip.network.recipe import Array
 
 MAX_NPY_HEADER_BYTES = 1 << 16
-MAX_UNPACKED_BYTES = 1 << 30  # of a .gz, which cannot be read in part
-_DEFLATE_RATIO = 1032  # no gzip file holds more than this many times its own size
+MAX_UNPACKED_BYTES = 1 << 30  # of a .gz, which has no random access
+_DEFLATE_RATIO = 1032  # the maximum compression ratio of gzip
 
 _NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
             "float16", "float32", "float64")  # fmt: skip
@@ -42,7 +41,7 @@ _NPY_MAGIC, _GZIP_MAGIC, _IDX_MAGIC = b"\x93NUMPY", b"\x1f\x8b", b"\0\0"
 
 @dataclass(frozen=True)
 class _Layout:
-    """Rows in a file, and by what it is known to be the same file for another process."""
+    """Position of rows in a file, and what identifies the file for another process."""
 
     path: str
     file_bytes: int
@@ -54,9 +53,9 @@ class _Layout:
 
 
 class _StoredRows:
-    """Rows in a file, sliced as an array is.
+    """Rows in a file, sliced like an array.
 
-    They are read, not mapped: if the file is truncated meanwhile, a process that has it mapped ends by SIGBUS.
+    Read, not mapped: if the file is truncated meanwhile, a process that maps it is killed by SIGBUS.
     """
 
     def __init__(self, file: IO[bytes], layout: _Layout) -> None:
@@ -70,19 +69,19 @@ class _StoredRows:
             made = np.empty((stop - start, *row_shape), self.dtype)
             self._fill(made, start * made[:1].nbytes)
             return made
-        # Column-major: the rows of each column lie side by side.
+        # Column-major: the elements of each column are contiguous.
         turned = np.empty((*reversed(row_shape), stop - start), self.dtype)
         for i, column in enumerate(turned.reshape(-1, stop - start)):
             self._fill(column, (i * rows + start) * self.dtype.itemsize)
         return turned.T
 
     def _fill(self, made: Array, begin: int) -> None:
-        """Read all of an array that lies so many bytes after the header."""
+        """Fill an array that starts so many bytes after the header."""
         left = memoryview(made.reshape(-1).view(np.uint8).data)
         at = self._layout.offset + begin
         with blaming(Path(self._layout.path)):
             while len(left):
-                if not (count := os.preadv(self._file.fileno(), [left], at)):  # threads read side by side
+                if not (count := os.preadv(self._file.fileno(), [left], at)):  # thread-safe
                     got, expected = f"{at:,} B", f"{self._layout.file_bytes:,} B, as when it was opened"
                     hint = "the same command again, when the file is whole"
                     raise FormatError("the file was truncated while it was read", got=got, expected=expected, hint=hint)
@@ -91,13 +90,13 @@ class _StoredRows:
     def close(self) -> None:
         self._file.close()
 
-    __del__ = close  # another process's, or a thread's, is forgotten and not closed
+    __del__ = close  # copies in other processes or threads are dropped without close()
 
 
 class RowSource:
-    """Rows of a file, read when asked for. Close it, or use it in a `with` block.
+    """Rows of a file, read on demand. Close it, or use it in a `with` block.
 
-    layout  where the rows lie in which file: another process finds them there, if it is pickled; None: in memory
+    layout  position of the rows, used to reopen the file in another process after pickling; None: in memory
     """
 
     def __init__(self, rows: Array | _StoredRows, close: Callable[[], None], layout: _Layout | None = None) -> None:
@@ -111,12 +110,12 @@ class RowSource:
         return self.shape[0]
 
     def read(self, start: int, stop: int) -> Array:
-        """A copy of rows start .. stop - 1, row-major, native byte order; cut where the file ends, as a slice is."""
+        """A copy of rows start .. stop - 1, row-major, native byte order; clipped at the end, like a slice."""
         if self._rows is None:
             raise InputError("these rows were closed", hint="read inside the `with` block")
         if not 0 <= start <= stop:
             raise InputError("no such rows", got=f"{start} to {stop}", expected=f"0 <= start <= stop <= {len(self)}")
-        is_stored = isinstance(self._rows, _StoredRows)  # what it gives is a copy already
+        is_stored = isinstance(self._rows, _StoredRows)  # already a copy
         return np.array(self._rows[start:stop], dtype=self.dtype, order="C", copy=None if is_stored else True)
 
     def close(self) -> None:
@@ -137,7 +136,7 @@ class RowSource:
 
 
 def open_rows(path: str | os.PathLike[str]) -> RowSource:
-    """Open an .npy, idx or gzipped idx file of shape (rows, ...) and any plain number dtype."""
+    """Open an .npy, idx or gzipped idx file of shape (rows, ...) and any numeric dtype."""
     source = Path(path)
     with open_input(source) as file, blaming(source):
         magic = file.read(len(_NPY_MAGIC))
@@ -156,7 +155,7 @@ def open_rows(path: str | os.PathLike[str]) -> RowSource:
 
 
 def map_npy(path: str | os.PathLike[str]) -> Array:
-    """The rows of an .npy file, mapped: read when used. Whoever writes into them changes a private copy."""
+    """The rows of an .npy file, memory-mapped copy-on-write."""
     source = Path(path)
     with open_input(source) as file, blaming(source):
         if file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
@@ -168,7 +167,7 @@ def map_npy(path: str | os.PathLike[str]) -> Array:
 
 
 def open_flat_rows(path: str | os.PathLike[str], row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> RowSource:
-    """Open a file that is nothing but rows of this shape and dtype, little-endian."""
+    """Open a headerless file of rows of this shape and dtype, little-endian."""
     source = Path(path)
     stored = dtype.newbyteorder("<")
     row_bytes = _data_bytes(stored, row_shape)
@@ -194,7 +193,7 @@ def _open_npy(file: IO[bytes]) -> RowSource:
 
 
 def rows_of_npy(data: bytes) -> Array:
-    """The rows of an .npy file that lies in memory."""
+    """The rows of an .npy file in memory."""
     with io.BytesIO(data) as file:
         if file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
             raise FormatError("not an .npy file", got="other first bytes", expected="93 4e 55 4d 50 59")
@@ -205,7 +204,7 @@ def rows_of_npy(data: bytes) -> Array:
 
 
 def _npy_layout(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], str, int]:
-    """Dtype, shape, order and where the numbers begin."""
+    """Dtype, shape, order and data offset."""
     major = file.read(8)[6:7]
     if major not in (b"\1", b"\2", b"\3"):
         raise FormatError("unknown version of .npy", got=f"version {major.hex() or 'missing'}", expected="1, 2 or 3")
@@ -287,7 +286,7 @@ def _open_gzip(file: IO[bytes]) -> RowSource:
                     hint="gunzip the file first: a plain idx file is not loaded into memory",
                 )  # fmt: skip
             data = bytearray()
-            # One byte too many is asked for: it shows what stands behind the rows, and makes gzip check its sum.
+            # Request one extra byte: it detects trailing data and makes gzip verify its checksum.
             while len(data) <= needed and (piece := unpacked.read(min(1 << 20, needed + 1 - len(data)))):
                 data += piece
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -297,7 +296,7 @@ def _open_gzip(file: IO[bytes]) -> RowSource:
     return RowSource(_as_rows(data, 0, dtype, shape, "C"), lambda: None)
 
 
-# -- both --------------------------------------------------------------------------------------------------
+# -- shared ------------------------------------------------------------------------------------------------
 
 
 def _check_rank(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -334,7 +333,7 @@ def _stored_rows(file: IO[bytes], offset: int, dtype: np.dtype[Any], shape: tupl
 
 
 def _open_again(layout: _Layout) -> RowSource:
-    """The same rows of the same file, in another process; FormatError if this machine has another file there."""
+    """Reopen the same rows in another process; FormatError if the file differs on this machine."""
     with open_input(layout.path) as file:
         found = os.fstat(file.fileno())
         if (found.st_size, found.st_mtime_ns) != (layout.file_bytes, layout.changed_ns):
@@ -347,7 +346,7 @@ def _as_rows(buffer: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, .
         buffer, offset = bytearray(), 0
     try:
         return np.ndarray(shape, dtype, buffer=buffer, offset=offset, order=order)
-    except ValueError as error:  # sizes whose product overflows, beside a 0
+    except ValueError as error:  # sizes whose product overflows next to a 0
         raise FormatError("bad shape in the header", got=f"{show(shape)}: {error}") from None
 
 
@@ -355,10 +354,10 @@ def _as_rows(buffer: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, .
 
 
 class RowWriter(abc.ABC):
-    """Writes rows of a known shape piece by piece; the file appears when all rows are there, or not at all.
+    """Writes rows of a known shape in chunks; the file appears atomically when all rows are written.
 
     with NpyWriter("out.npy", (B, 10), "float32") as out:
-        out.write(rows)         # (any number, 10) float32, as often as it takes
+        out.write(rows)         # (any number, 10) float32, repeatedly
     """
 
     def __init__(self, path: str | os.PathLike[str], shape: tuple[int, ...], dtype: Any) -> None:
@@ -373,11 +372,11 @@ class RowWriter(abc.ABC):
 
     @abc.abstractmethod
     def _begin(self, file: IO[bytes]) -> None:
-        """Write what stands before the rows."""
+        """Write the header."""
 
     @abc.abstractmethod
     def _append(self, file: IO[bytes], rows: Array) -> None:
-        """Write rows, which have the promised shape and dtype; self.rows came before them."""
+        """Write rows of the declared shape and dtype; self.rows precede them."""
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -388,7 +387,7 @@ class RowWriter(abc.ABC):
         return self
 
     def write(self, rows: Array) -> None:
-        """Append rows of the promised shape and dtype."""
+        """Append rows of the declared shape and dtype."""
         if rows.shape[1:] != self.shape[1:] or rows.ndim == 0 or rows.dtype.newbyteorder("=") != self.dtype:
             raise ShapeError(
                 f"these rows do not belong into {self.path}", got=f"{rows.dtype.name} {rows.shape}",
@@ -413,7 +412,7 @@ class RowWriter(abc.ABC):
 
 
 class FlatWriter(RowWriter):
-    """Nothing but the numbers, little-endian: what open_flat_rows opens."""
+    """Headerless data, little-endian: the format of open_flat_rows."""
 
     def _begin(self, file: IO[bytes]) -> None:
         pass
@@ -428,7 +427,7 @@ class NpyWriter(FlatWriter):
 
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """What stands before the rows of an .npy file, little-endian and row-major."""
+    """The header of an .npy file, little-endian and row-major."""
     descr = np.lib.format.dtype_to_descr(dtype.newbyteorder("<"))
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": descr, "fortran_order": False, "shape": shape})

@@ -1,4 +1,4 @@
-"""ONNX files to networks. The operators themselves are in ops/."""
+"""ONNX files to networks. The operators are in ops/."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from onchip.network.reading import MAX_RANK, blaming, show
 from onchip.network.recipe import Array
 from onchip.network.types import BATCH, TensorType
 
-ML = "ai.onnx.ml"  # the domain of scikit-learn's operators, with versions of its own
-MAX_MODEL_BYTES = (2 << 30) - 1  # protobuf's own limit; larger weights live in files beside the model
+ML = "ai.onnx.ml"  # scikit-learn's operators, versioned separately
+MAX_MODEL_BYTES = (2 << 30) - 1  # protobuf's limit; larger weights are in external files
 MAX_NODES = 1 << 15
 OLDEST_OPSET = 6  # older files go through ONNX's converter
 CONVERT_SECONDS = 60
@@ -45,18 +45,18 @@ model = onnx.ModelProto.FromString(sys.stdin.buffer.read())
 sys.stdout.buffer.write(onnx.version_converter.convert_version(model, int(sys.argv[1])).SerializeToString())
 """
 
-# Attribute types of ONNX -> the field that holds the value.
+# ONNX attribute type -> the field with the value.
 _SCALARS = {1: "f", 2: "i", 3: "s", 4: "t"}
 _LISTS = {6: "floats", 7: "ints", 8: "strings"}
 _GRAPH = 5
-MAX_DEPTH = 8  # of branches in branches
+MAX_DEPTH = 8  # of nested branches
 
 
 def read_onnx(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Network:
-    """The network of an ONNX file; its first dimension becomes the batch, fixed or not.
+    """Read the network of an ONNX file; its first dimension becomes the batch, fixed or not.
 
     shapes  sizes of inputs that the file leaves open
-    FormatError, with the file's name in front, where the file is damaged or holds what onchip cannot run.
+    FormatError, prefixed with the file's name, if the file is damaged or contains something onchip cannot run.
     """
     source = Path(path)
     with open_input(source) as file, blaming(source):
@@ -69,7 +69,7 @@ def read_onnx(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Net
 
 
 def _with_meaning(net: Network, model: Any) -> Network:
-    """The network with what its file says of its rows and results, if that is from onchip."""
+    """Attach column and class names from the file's metadata, if onchip wrote it."""
     found = [text(prop.value) for prop in model.metadata_props if text(prop.key) == MEANING_KEY]
     if not found:
         return net
@@ -84,7 +84,7 @@ def parse_model(data: bytes) -> Any:
 
     try:
         model = onnx.ModelProto.FromString(data)
-    except Exception:  # protobuf's DecodeError, which has no stable home
+    except Exception:  # protobuf's DecodeError, whose import path varies
         got, hint = f"{len(data):,} B that are no protobuf, or part of one", "export or copy the file again"
         raise FormatError("not an ONNX file", got=got, expected="a whole ONNX model", hint=hint) from None
     if not model.HasField("graph") or not model.opset_import:
@@ -100,12 +100,12 @@ def read_model(
     one_row: bool = False,
     shapes: Shapes | None = None,
 ) -> Network:
-    """The network of a ModelProto.
+    """Convert a ModelProto to a network.
 
-    folder    where weights may lie that the model keeps in files of their own
-    name      what the network is called where the graph has no name
+    folder    the folder of external weight files
+    name      the network's name if the graph has none
     operands  graph inputs that are constants here: a convolution's weights, the shape of a Reshape
-    one_row   the first dimension is no batch: everything in the model is one row of one
+    one_row   the first dimension is not a batch: all values of the model form a single row
     shapes    sizes of inputs that the model leaves open
     """
     if len(model.graph.node) > MAX_NODES:
@@ -124,7 +124,7 @@ def read_model(
     outputs, tensors = [text(value.name) for value in graph.output], TensorReader(folder)
     ops = join_norms([_op(node) for node in graph.node], outputs, _small_constants(graph, constants, tensors))
     every = _with_branches(ops)
-    check_operators(every, inputs)  # first of all: what a missing operator reads may be odd as well
+    check_operators(every, inputs)  # first: the inputs of an unsupported operator may be unusual too
     ml_opset = next((int(entry.version) for entry in model.opset_import if text(entry.domain) == ML), 1)
     for op in every:
         _check_op(op, ml_opset if op.kind.startswith(ML) else opset)
@@ -147,7 +147,7 @@ def read_model(
 
 
 def _small_constants(graph: Any, constants: dict[str, Any], tensors: TensorReader) -> Callable[[str], Array | None]:
-    """What a name is among the initializers and Constants of a few numbers; None for any other."""
+    """A lookup of small initializers and Constants by name; None for anything else."""
     made = {text(node.output[0]): node.attribute for node in graph.node if node.op_type == "Constant" and node.output}
 
     def find(name: str) -> Array | None:
@@ -162,7 +162,7 @@ def _small_constants(graph: Any, constants: dict[str, Any], tensors: TensorReade
 
 
 def _with_branches(ops: Sequence[Op], depth: int = 0) -> list[Op]:
-    """All operators, those of both branches of an If before it."""
+    """All operators; those in both branches of an If precede it."""
     every: list[Op] = []
     for op in ops:
         if op.kind == "If":
@@ -175,7 +175,7 @@ def _with_branches(ops: Sequence[Op], depth: int = 0) -> list[Op]:
 
 
 def _branches(op: Op) -> list[Any]:
-    """The graphs of an If: where its condition is true, and where it is not."""
+    """The graphs of an If: the branch for true, then for false."""
     found = [op.attributes.get(name) for name in ("then_branch", "else_branch")]
     if not all(hasattr(graph, "node") for graph in found):
         raise FormatError(f"{op} has not two branches", got=show(list(op.attributes)), expected="a graph for each")
@@ -183,7 +183,7 @@ def _branches(op: Op) -> list[Any]:
 
 
 def _read_branch(reader: GraphReader, op: Op) -> None:
-    """What an If does by a condition that is the same for all rows, as one about sizes is."""
+    """Inline one branch of an If whose condition is constant, such as one on sizes."""
     graph = _branches(op)[0 if reader.constant(op, 0).all() else 1]
     if len(graph.output) != len(op.outputs):
         raise FormatError(f"{op}: wrong number of outputs", got=str(len(graph.output)), expected=str(len(op.outputs)))
@@ -208,20 +208,20 @@ def _read_op(reader: GraphReader, op: Op) -> None:
             reader.add_constant(op, np.asarray(FOLDS[op.kind](reader, op)), origin)
         elif not (reads_turned(reader, op) or reads_truth(reader, op)):
             READERS[op.kind](reader, op)
-    except ShapeError as error:  # of a layer, which does not know what it was read from
+    except ShapeError as error:  # from a layer, which does not know its ONNX node
         hint = error.hint or INSTEAD
         raise FormatError(f"{op}: {error.what}", got=error.got, expected=error.expected, hint=hint) from None
     except InputError as error:
         hint = error.hint or INSTEAD
         raise FormatError(error.what, got=error.got, expected=error.expected, hint=hint) from None
-    except (ValueError, IndexError, TypeError, ArithmeticError) as error:  # of NumPy, over constants
+    except (ValueError, IndexError, TypeError, ArithmeticError) as error:  # from NumPy, on constants
         raise FormatError(
             f"{op}: its constants do not fit", got=show(str(error)), expected=f"constants that {op.kind} takes"
         ) from None
 
 
 def _check_op(op: Op, opset: int) -> None:
-    """FormatError for an attribute or an input that the operator does not have in this opset: nobody would read it."""
+    """Raise FormatError for attributes or inputs that the operator lacks in this opset: they would be ignored."""
     import onnx
 
     if op.kind == NORM:
@@ -229,7 +229,7 @@ def _check_op(op: Op, opset: int) -> None:
     try:
         domain, _, name = op.kind.rpartition(".")
         schema = onnx.defs.get_schema(name, opset, domain)
-    except (onnx.defs.SchemaError, TypeError, ValueError):  # the last two: a version that is no int32
+    except (onnx.defs.SchemaError, TypeError, ValueError):  # TypeError, ValueError: the version is not an int32
         got, expected = f"opset {opset}", f"an operator of opset {opset}"
         hint = "the opset_import that the operators were written for"
         raise FormatError(f"{op}: no such operator in this opset", got=got, expected=expected, hint=hint) from None
@@ -249,7 +249,7 @@ def _check_op(op: Op, opset: int) -> None:
 def _check_ir_version(model: Any) -> None:
     import onnx
 
-    if model.ir_version > onnx.IR_VERSION:  # what such a file says beyond that, the parser has dropped
+    if model.ir_version > onnx.IR_VERSION:  # the parser has dropped newer fields
         raise FormatError(
             "the file is too new", got=f"IR version {model.ir_version}",
             expected=f"at most {onnx.IR_VERSION}, which onnx {onnx.__version__} knows", hint="pip install -U onnx",
@@ -257,12 +257,12 @@ def _check_ir_version(model: Any) -> None:
 
 
 def _modern(model: Any) -> tuple[Any, int]:
-    """The model with operators of a version that is read here, and that version."""
+    """The model converted to a supported opset, and that opset."""
     opset = _opset(model)
     if opset >= OLDEST_OPSET:
         return model, opset
-    # In a process of its own: on a damaged file the converter, which is C++, may take the process with it. -P: without
-    # it, an onnx.py in the current folder would run.
+    # In a subprocess: the converter is C++ and may crash on a damaged file. -P: do not import an onnx.py of the
+    # current folder.
     command = [sys.executable, "-P", "-c", _CONVERT, str(OLDEST_OPSET)]
     try:
         done = subprocess.run(command, input=model.SerializeToString(), capture_output=True, timeout=CONVERT_SECONDS)
@@ -298,7 +298,7 @@ def _opset(model: Any) -> int:
 
 
 def _inputs(values: list[Any], one_row: bool, shapes: Shapes | None) -> tuple[dict[str, TensorType], int | None]:
-    """The types of the graph's inputs with the batch made symbolic, and the batch if file or caller fixes it."""
+    """The types of the graph's inputs with a symbolic batch, and the batch size if the file or the caller fixes it."""
     types: dict[str, TensorType] = {}
     names = [text(value.name) for value in values]
     if "" in names or len(set(names)) < len(names):
@@ -335,7 +335,7 @@ def _op(node: Any) -> Op:
 
 
 def _attribute(attribute: Any) -> object:
-    if attribute.ref_attr_name:  # of the function around it; there is none
+    if attribute.ref_attr_name:  # refers to an enclosing function; there is none
         return None
     if attribute.type in _SCALARS:
         return getattr(attribute, _SCALARS[attribute.type])
@@ -343,4 +343,4 @@ def _attribute(attribute: Any) -> object:
         return list(getattr(attribute, _LISTS[attribute.type]))
     if attribute.type == _GRAPH:
         return attribute.g
-    return None  # sparse tensors, types: no operator here has them
+    return None  # sparse tensors, types: not used by any supported operator

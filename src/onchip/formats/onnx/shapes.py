@@ -1,4 +1,4 @@
-"""Sizes of an ONNX file's inputs: the file's own, and the caller's where the file leaves them open."""
+"""Input sizes of an ONNX file: its own, and the caller's for those it leaves open."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from onchip.network.names import did_you_mean
 from onchip.network.reading import MAX_RANK, show
 from onchip.network.types import BATCH, Dim
 
-# By the names of inputs: sizes, and a string for the batch, which comes first. A file of one input needs no name.
+# By input name: sizes, with a string for the batch, which is first. A file with one input needs no name.
 Shapes = Mapping[str, Sequence[Dim]] | Sequence[Dim]
-Sizes = tuple[int | None, ...]  # of an input: None is a batch of any number of rows
-_Found = tuple[Dim | None, ...]  # of an input in the file: a size, a symbol or nothing
+Sizes = tuple[int | None, ...]  # of an input; None: any batch size
+_Found = tuple[Dim | None, ...]  # of an input in the file: a size, a symbol or None
 
 _EXAMPLE = (BATCH, 3, 224, 224)
-_IMAGE_SIZE, _OTHER_SIZE = 224, 128  # what the error suggests for an open axis
+_IMAGE_SIZE, _OTHER_SIZE = 224, 128  # suggested by the error for an open axis
 
 
 def input_sizes(
     values: Sequence[Any], shapes: Shapes | None, one_row: bool = False
 ) -> dict[str, tuple[int | None, tuple[int, ...]]]:
-    """The batch and the shape of a row of each input. An open size is the one in `shapes`, there or for its symbol.
+    """The batch and row shape of each input. `shapes` gives open sizes, directly or through a shared symbol.
 
     values   ValueInfoProtos
-    one_row  axis 0 is no batch, so it needs a size as the others do
+    one_row  axis 0 is not a batch, so it needs a size too
     """
     files = {text(value.name): _file_sizes(value) for value in values}
     given = _given(shapes, list(files))
     known = _symbols(files, given)
-    first = 0 if one_row else 1  # axis of a row
+    first = 0 if one_row else 1  # first axis of a row
     found: dict[str, _Found] = {}
     for name, of_file in files.items():
         sizes = _joined(name, of_file, given.get(name))
@@ -49,7 +49,7 @@ def input_sizes(
 
 
 def _file_sizes(value: Any) -> _Found | None:
-    """What the file says of each axis; None where it has no shape."""
+    """The file's size or symbol per axis; None if it has no shape."""
     if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
         return None
     return tuple(
@@ -59,12 +59,12 @@ def _file_sizes(value: Any) -> _Found | None:
 
 
 def _symbol(name: str) -> str | None:
-    """A symbol is one size wherever it stands; some exporters write '?', '-1' or 'None' at every open axis."""
+    """A symbol has one size everywhere; some exporters write '?', '-1' or 'None' on every open axis."""
     return name if name != "None" and any(letter.isalpha() for letter in name) else None
 
 
 def _given(shapes: Shapes | None, names: Sequence[str]) -> dict[str, Sizes]:
-    """The caller's sizes by the names of inputs, checked."""
+    """The caller's sizes by input name, checked."""
     if shapes is None:
         return {}
     if not isinstance(shapes, Mapping):
@@ -86,7 +86,7 @@ def _given(shapes: Shapes | None, names: Sequence[str]) -> dict[str, Sizes]:
 def _checked(name: str, shape: Sequence[Dim]) -> Sizes:
     try:
         sizes = [None if i == 0 and isinstance(d, str) else operator.index(d) for i, d in enumerate(shape)]  # type: ignore[arg-type]
-    except TypeError:  # None, a float, a string after axis 0
+    except TypeError:  # None, a float, or a string after axis 0
         sizes = []
     if isinstance(shape, str) or not 1 <= len(sizes) <= MAX_RANK or any(d is not None and d < 1 for d in sizes):
         expected = f"sizes of at least 1, and {BATCH!r} for the batch, which comes first"
@@ -95,7 +95,7 @@ def _checked(name: str, shape: Sequence[Dim]) -> Sizes:
 
 
 def _symbols(files: Mapping[str, _Found | None], given: Mapping[str, Sizes]) -> dict[str, int]:
-    """The size of each symbol that has one; InputError where it has two."""
+    """The size of each symbol that has one; InputError if it has two."""
     known: dict[str, int] = {}
     for name, sizes in given.items():
         for symbol, size in zip(files[name] or (), sizes, strict=False):
@@ -109,14 +109,14 @@ def _symbols(files: Mapping[str, _Found | None], given: Mapping[str, Sizes]) -> 
 
 
 def _joined(name: str, of_file: _Found | None, given: Sizes | None) -> _Found:
-    """The file's sizes with the caller's where they are open; InputError where the two contradict each other."""
+    """The file's sizes, completed with the caller's; InputError if they contradict each other."""
     if of_file is None and given is None:
         expected = "a tensor of known rank, the batch first"
         raise FormatError(f"input {show(name)} has no shape", expected=expected, hint=_suggestion({name: _EXAMPLE}))
     if of_file is None or given is None:
         return of_file or given or ()
     pairs = list(zip(of_file, given, strict=False))
-    # Some exporters write 0 for an open size. In other files it is one, so only the caller can tell.
+    # Some exporters write 0 for an open size. In other files it is a real size, so only the caller knows.
     if len(of_file) != len(given) or any(isinstance(own, int) and d not in (None, own) and own for own, d in pairs):
         raise InputError(
             f"the file has another shape for input {show(name)}", got=_text(given), expected=_text(of_file),
@@ -130,7 +130,7 @@ def _text(sizes: Sequence[Dim | None]) -> str:
 
 
 def _open_error(found: Mapping[str, _Found], first: int) -> FormatError:
-    """All open sizes by input and axis, and a line to paste."""
+    """All open sizes by input and axis, with a line to paste."""
     told: list[str] = []
     shapes: dict[str, tuple[Dim, ...]] = {}
     for name, sizes in found.items():
@@ -146,6 +146,6 @@ def _open_error(found: Mapping[str, _Found], first: int) -> FormatError:
 
 
 def _suggestion(shapes: Mapping[str, Sequence[Dim]]) -> str:
-    """The same shapes for `onchip.load` and for the command line."""
+    """The shapes in the syntax of `onchip.load` and of the command line."""
     options = [shlex.quote(f"{name}={','.join(map(str, shape))}") for name, shape in shapes.items()]
     return f"shapes={dict(shapes)}, or {' '.join(f'--shape {option}' for option in options)}"

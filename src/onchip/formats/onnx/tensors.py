@@ -1,4 +1,4 @@
-"""Numbers inside an ONNX file: element types, TensorProto to NumPy and back, data in files beside the model."""
+"""Tensors in an ONNX file: element types, TensorProto to NumPy and back, external data files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onchip.network.reading import is_count, show
 from onchip.network.recipe import Array
 from onchip.network.types import DTYPE_BYTES, numpy_dtype
 
-MAX_TENSOR_BYTES = 16 << 30  # of all weights together: tensors may point many times into one file
+MAX_TENSOR_BYTES = 16 << 30  # all weights together: many tensors may point into one file
 
 ELEMENT_DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64",
@@ -22,12 +22,12 @@ ELEMENT_DTYPES = {
 }  # fmt: skip
 ELEMENT_TYPES = {dtype: number for number, dtype in ELEMENT_DTYPES.items()}
 
-TEXT = 8  # strings: no numbers; labels are
+TEXT = 8  # strings: used only for labels
 _EXTERNAL = 1  # TensorProto.data_location
 
 
 def text(value: str | bytes) -> str:
-    """A string of a protobuf; bytes that are not UTF-8 come out of it as bytes."""
+    """Check a protobuf string: invalid UTF-8 arrives as bytes."""
     if isinstance(value, bytes):
         raise FormatError("a name is not UTF-8", got=show(value))
     return value
@@ -51,15 +51,15 @@ def make_tensor(name: str, array: Array) -> Any:
 
 
 class TensorReader:
-    """Turns TensorProtos of one model into arrays."""
+    """Converts TensorProtos of one model to arrays."""
 
     def __init__(self, folder: Path | None) -> None:
-        self.folder = folder  # the model's: external data may live nowhere else; None: the model is in no folder
+        self.folder = folder  # external data must be in the model's folder; None: the model is in memory
         self._bytes = 0
-        self._most = min(MAX_TENSOR_BYTES, free_memory() // 2)  # half: an engine has them once more
+        self._most = min(MAX_TENSOR_BYTES, free_memory() // 2)  # half: an engine holds a second copy
 
     def charge(self, nbytes: int) -> None:
-        """Count bytes that are about to be read or made; FormatError where a file asks for more than it may."""
+        """Account for bytes about to be read or created; FormatError if the file exceeds its limit."""
         self._bytes += nbytes
         if self._bytes > self._most:
             raise FormatError("too many weights", got=f"{self._bytes:,} B", expected=f"at most {self._most:,} B")
@@ -86,7 +86,7 @@ class TensorReader:
             raise FormatError(f"{where} is no bool", got="a byte above 1", expected="0 or 1")
         try:
             return array.reshape(shape)
-        except ValueError as error:  # too many axes, or sizes whose product overflows beside a 0
+        except ValueError as error:  # too many axes, or sizes whose product overflows next to a 0
             raise FormatError(f"{where} has a bad shape", got=f"{show(shape)}: {error}") from None
 
     def _external(self, tensor: Any, where: str, nbytes: int) -> bytes:
@@ -106,7 +106,7 @@ class TensorReader:
             return file.read(nbytes)
 
     def _confined(self, location: str, where: str) -> Path:
-        """The file behind `location`, which must lie in the model's folder, symbolic links followed."""
+        """The file at `location`, which must be in the model's folder after resolving symbolic links."""
         path, inside, is_file = Path(location), False, False
         if self.folder is None:
             raise FormatError(
@@ -117,7 +117,7 @@ class TensorReader:
                 path = (self.folder / path).resolve()
                 inside = path.is_relative_to(self.folder.resolve())
                 is_file = path.is_file()
-            except (OSError, RuntimeError):  # a loop of links, a name too long
+            except (OSError, RuntimeError):  # a symlink loop, or a name too long
                 pass
         if not inside:
             raise FormatError(
@@ -138,7 +138,7 @@ def _byte_count(value: str, where: str) -> int:
 
 
 def _typed_data(tensor: Any, dtype: str) -> Array:
-    """The numbers of a tensor that keeps them in a repeated field, not as raw bytes."""
+    """The values of a tensor stored in a typed repeated field instead of raw bytes."""
     if dtype == "float32":
         return np.array(tensor.float_data, np.float32)
     if dtype == "float64":
@@ -146,6 +146,6 @@ def _typed_data(tensor: Any, dtype: str) -> Array:
     if dtype == "int64":
         return np.array(tensor.int64_data, np.int64)
     numbers = np.array(tensor.int32_data, np.int32)
-    if dtype in ("float16", "bfloat16"):  # their bits, a half in each int32
+    if dtype in ("float16", "bfloat16"):  # one 16-bit pattern per int32
         return numbers.astype(np.uint16).view(numpy_dtype(dtype))
     return numbers.astype(numpy_dtype(dtype))

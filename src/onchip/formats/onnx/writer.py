@@ -1,4 +1,4 @@
-"""Networks to ONNX files that every runtime since 2022 loads. The operators themselves are in ops/."""
+"""Networks to ONNX files that every runtime since 2022 loads. The operators are in ops/."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from onchip.formats.onnx.tensors import ELEMENT_TYPES
 from onchip.network.graph import Network
 from onchip.network.types import TensorType
 
-# The next where one cannot say it: gaps in the windows of a mean, a last window that is left out, bfloat16, groups of
-# channels that are normalised, pads that wrap around (22); rows that are normalised without their mean (23).
+# Tried in order. 22 adds dilated average pools, ceil mode that drops the last window, bfloat16, group norm and wrap
+# pads; 23 adds RMSNorm.
 OPSETS = (17, 22, 23)
-MEANING_KEY = "onchip"  # of the metadata: what rows and results mean
-MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # protobuf ends at 2 GiB; the graph needs some of it
+MEANING_KEY = "onchip"  # metadata entry with column and class names
+MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # protobuf's limit is 2 GiB, including the graph
 
 
 def write_onnx(net: Network, path: str | os.PathLike[str]) -> None:
-    """Write the network with a symbolic batch "B"; the file appears whole or not at all."""
+    """Write the network with a symbolic batch "B". The file appears atomically."""
     import onnx
 
     if net.weight_bytes > MAX_WEIGHT_BYTES:
@@ -58,7 +58,7 @@ def _make_model(net: Network, opset: int) -> Any:
     outputs: dict[str, TensorType] = {}
     for name in net.outputs:
         value = graph.values[name]
-        if name in net.inputs or value in outputs:  # ONNX wants outputs that a node makes, each once
+        if name in net.inputs or value in outputs:  # an ONNX output must be produced by a node, once
             source, value = value, graph.fresh(f"{name}_out")
             graph.emit_part("Identity", value, [source], value)
         outputs[value] = net.types[name]

@@ -1,7 +1,7 @@
-"""Tables as text: a line a row, commas between the cells, numbers in them, and perhaps a column of labels.
+"""CSV tables: one row per line, comma-separated numbers, optionally a label column.
 
-The first line is a header if none of its cells, the label aside, is a number. Cells may stand in double quotes. Columns
-are known by their names, so no two that are read may have the same.
+The first line is a header if none of its cells, except the label, is a number. Cells may be in double quotes. Columns
+are identified by name, so the names of those read must be unique.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onchip.network.names import did_you_mean
 from onchip.network.reading import blaming, show
 from onchip.network.recipe import Array
 
-POSITIONS = {"first": 0, "last": -1}  # a label column that is called by its place
+POSITIONS = {"first": 0, "last": -1}  # label columns given by position
 MAX_LINE = 4 << 20  # characters: a million cells
 _SHOWN_NAMES = 12
 
@@ -31,18 +31,18 @@ _SHOWN_NAMES = 12
 @dataclass(frozen=True, eq=False)
 class CsvRows:
     values: Array  # (n, columns but the label) float32, finite
-    labels: Array | None  # (n,) str as they stand in the file, or float32 where numbers were asked for
+    labels: Array | None  # (n,) str as in the file, or float32 if numbers were requested
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """What the first line tells."""
+    """Table layout from the first line."""
 
     header: tuple[str, ...]
     skip: int  # lines before the first row
     width: int
     label: int | None
-    taken: tuple[int, ...]  # columns, in their order among the rows' numbers
+    taken: tuple[int, ...]  # column indices, in output order
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class _Layout:
 
 
 def csv_columns(path: str | os.PathLike[str], label: str | None = None) -> tuple[str, ...]:
-    """What the header calls the columns, that of the label aside; none where there is no header."""
+    """Column names from the header, without the label; empty if there is no header."""
     source = Path(path)
     with open_input(source), blaming(source):
         return _pick(_layout(source, label), ()).names
@@ -59,11 +59,11 @@ def csv_columns(path: str | os.PathLike[str], label: str | None = None) -> tuple
 def read_csv(
     path: str | os.PathLike[str], label: str | None = None, words: bool = True, columns: Sequence[str] = ()
 ) -> CsvRows:
-    """All rows of a table; FormatError with line and column of what is wrong.
+    """Read all rows of a table; a FormatError gives line and column.
 
     label    the label column: "first", "last" or its name in the header; None: there is none
-    words    labels may be anything but empty; else they are numbers too
-    columns  where there is a header: only these, in this order; others may hold anything. Without a label
+    words    labels may be any non-empty text; else they are numbers too
+    columns  if there is a header: only these, in this order; others may hold anything. Not together with a label
     """
     source = Path(path)
     with open_input(source), blaming(source):
@@ -82,7 +82,7 @@ def read_csv(
 
 
 def _pick(layout: _Layout, columns: Sequence[str]) -> _Layout:
-    """The layout with some columns taken alone, or all: those of a header, each known by its name."""
+    """The layout restricted to some columns, by their unique names in the header; default: all."""
     if not layout.header:
         return layout
     places: dict[str, list[int]] = {}
@@ -114,7 +114,7 @@ def _open_text(source: Path) -> TextIO:
 
 
 def _lines(file: TextIO) -> Iterator[str]:
-    """The lines of a file, none of them endless."""
+    """The lines of a file; raises if one exceeds MAX_LINE."""
     for number in itertools.count(1):
         if not (line := file.readline(MAX_LINE)):
             return
@@ -125,7 +125,7 @@ def _lines(file: TextIO) -> Iterator[str]:
 
 
 def _parse(source: Path, layout: _Layout, words: list[str] | None) -> Array:
-    """Every cell as float32; those of the label column are put into `words`, if there is such a list, and are 0."""
+    """Parse every cell as float32; label cells are appended to `words`, if given, and read as 0."""
 
     def take(cell: str) -> float:
         assert words is not None
@@ -146,13 +146,13 @@ def _parse(source: Path, layout: _Layout, words: list[str] | None) -> Array:
         raise
     except ValueError as error:
         raise _fault(source, layout, words is not None, str(error)) from None
-    # Rows may agree with each other and not with the header.
+    # Rows may agree with each other but not with the header.
     if cells.shape[1] != len(layout.taken) or not np.isfinite(cells).all() or (words is not None and "" in words):
         raise _fault(source, layout, words is not None, "a cell that is not finite")
     return cells
 
 
-# -- the first line ----------------------------------------------------------------------------------------
+# -- first line --------------------------------------------------------------------------------------------
 
 
 def _layout(source: Path, label: str | None) -> _Layout:
@@ -171,7 +171,7 @@ def _layout(source: Path, label: str | None) -> _Layout:
         got = f"one column: {show(first[0])}"
         raise FormatError("no column beside the label", got=got, expected="two or more", hint=hint)
     named = label is not None and label not in POSITIONS
-    # Not _is_number: a first line of NaNs is a row, and refused, not a header.
+    # Not _is_number: a first line of NaNs is a row, which is then rejected, not a header.
     is_header = named or not any(is_float(cell) for cell in features)
     return _Layout(tuple(first) if is_header else (), int(is_header), len(first), at, tuple(range(len(first))))
 
@@ -198,7 +198,7 @@ def is_float(cell: str) -> bool:
 
 
 def _is_number(cell: str) -> bool:
-    """As loadtxt sees it, and finite as a float32."""
+    """Whether loadtxt accepts it and it is finite in float32."""
     try:
         with np.errstate(over="ignore"):
             return "_" not in cell and bool(np.isfinite(np.float32(float(cell))))
@@ -206,11 +206,11 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-# -- what is wrong -----------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------
 
 
 def _fault(source: Path, layout: _Layout, words: bool, reason: str) -> FormatError:
-    """Look for the first wrong cell: slowly, cell by cell, which only a bad file pays for."""
+    """Find the first wrong cell. Slow, cell by cell; runs only for bad files."""
     taken = set(layout.taken)
     with _open_text(source) as file:
         reader = csv.reader(_lines(file))
@@ -224,7 +224,7 @@ def _fault(source: Path, layout: _Layout, words: bool, reason: str) -> FormatErr
 
 
 def _wrong_cell(row: list[str], layout: _Layout, taken: set[int], words: bool) -> tuple[int, str, str, str] | None:
-    """Column, what is wrong, got, expected."""
+    """Column, problem, got, expected."""
     if len(row) != layout.width:
         return -1, "wrong number of cells", f"{len(row)}", f"{layout.width}, as in the first line"
     for i, cell in enumerate(row):

@@ -1,4 +1,4 @@
-"""Results as a table: a line a row. Numbers as they are or, where classes have names, labels and probabilities."""
+"""Results as CSV, one line per row: values or, if the classes have names, labels and probabilities."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from onchip.errors import InputError
 from onchip.formats.arrays.row_files import RowWriter
 from onchip.network.recipe import Array
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # the last four: as wide as a Chinese letter
-_QUOTED = set(',;"\t\r\n')  # some countries' spreadsheets take ; for a comma
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # -1 is a label that many tables have
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # the last four are full-width forms
+_QUOTED = set(',;"\t\r\n')  # some locales' spreadsheets separate by ;
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # -1 is a common label
 
 
 class CsvWriter(RowWriter):
-    """A header, then a line a row: the numbers of each, or with `classes` the likeliest and their probabilities.
+    """A header, then one line per row: its values, or with `classes` the most likely classes and their probabilities.
 
-    A label that a spreadsheet would run as a formula, as =cmd(), is written with a ' before it.
+    A label that a spreadsheet would run as a formula, such as =cmd(), gets a ' prefix.
 
-    classes  what the numbers of a row are logits of
-    top      how many of them
+    classes  names of the logits in a row
+    top      how many of them to write
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class CsvWriter(RowWriter):
 
 
 def as_cell(label: str) -> str:
-    """A label as a cell that spreadsheets show: with a ' before one that they would run as a formula."""
+    """A label as a CSV cell, with a ' prefix if spreadsheets would run it as a formula."""
     text = f"'{label}" if label.startswith(_FORMULA) and not _NUMBER.fullmatch(label) else label
-    # By hand: csv.writer leaves a carriage return bare, after which a new line, or a formula, would begin.
+    # Not csv.writer: it leaves a carriage return unquoted, which would start a new line, or a formula.
     return '"' + text.replace('"', '""') + '"' if set(text) & _QUOTED else text
 
 
 def likeliest(logits: Array, classes: Sequence[str], top: int) -> list[list[tuple[str, float]]]:
-    """Of each row its `top` likeliest classes, the first of equals first, with their probabilities."""
+    """The `top` most likely classes per row with their probabilities; ties in class order."""
     rows = logits.reshape(len(logits), -1).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         shares = np.exp(rows - rows.max(axis=1, keepdims=True))
@@ -77,7 +77,7 @@ def likeliest(logits: Array, classes: Sequence[str], top: int) -> list[list[tupl
 
 
 def check_top(top: int, classes: Sequence[str]) -> None:
-    """InputError unless there are so many classes with names."""
+    """Raise InputError unless there are so many named classes."""
     if not classes:
         hint = "a network that onchip train wrote as .onnx"
         raise InputError("no classes are known", got=f"--top {top}", expected="a network with names", hint=hint)

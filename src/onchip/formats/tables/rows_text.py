@@ -1,6 +1,6 @@
-"""Rows as text: the number of rows, then their numbers, anything white between them, as C's fscanf reads them.
+"""Rows as text: the number of rows, then their values separated by whitespace, as C's fscanf reads them.
 
-Written, a row takes a line, each number as C's "%.4f " prints it.
+Written files have one row per line, each value as C's "%.4f " prints it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from onchip.formats.arrays.row_files import RowWriter
 from onchip.network.reading import blaming, show
 from onchip.network.recipe import Array
 
-PIECE_BYTES = 1 << 20  # of text, read at a time
-_LONGEST_WORD = 1000  # no number that printf writes is longer
+PIECE_BYTES = 1 << 20  # of text per read
+_LONGEST_WORD = 1000  # longer than any number that printf writes
 _COUNT = re.compile(rb"\+?[0-9]{1,18}")
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_STEPS = 10_000  # "%.4f": 0.0001 is one
+_STEPS = 10_000  # "%.4f": steps of 0.0001
 
 
 def read_rows_text(path: str | os.PathLike[str], width: int) -> Array:
-    """All rows, (N, width) float32; FormatError with the line of what is wrong."""
+    """All rows, (N, width) float32; a FormatError gives the line."""
     source = Path(path)
     with open_input(source) as file, blaming(source):
         return _Reader(file, width).read()
@@ -37,16 +37,16 @@ def read_rows_text(path: str | os.PathLike[str], width: int) -> Array:
 class _Reader:
     def __init__(self, file: IO[bytes], width: int) -> None:
         self._file, self._width = file, width
-        self._line = 1  # where the text that is not read yet begins
-        self._rows: int | None = None  # what the first word says
+        self._line = 1  # of the first unread byte
+        self._rows: int | None = None  # from the first word
         self._found: list[Array] = []
-        self._count = 0  # of numbers so far
+        self._count = 0  # values so far
 
     def read(self) -> Array:
         rest = b""
         while piece := self._file.read(PIECE_BYTES):
             text = rest + piece
-            # The last word may go on in the next piece.
+            # The last word may continue in the next chunk.
             whole = max(text.rfind(white) for white in (b" ", b"\n", b"\t", b"\r", b"\v", b"\f")) + 1
             text, rest = text[:whole], text[whole:]
             self._take(text)
@@ -69,7 +69,7 @@ class _Reader:
                 numbers = np.array([float(word) for word in words], np.float64).astype(np.float32)
         except ValueError:
             numbers = None
-        # float() knows more than numbers: "nan", "inf" and "1_000". Such words are looked for only where one may be.
+        # float() also accepts "nan", "inf" and "1_000". Words are checked only if one of these may be present.
         if numbers is None or b"_" in text or not np.isfinite(numbers).all():
             for i, word in enumerate(words):
                 with np.errstate(over="ignore"):
@@ -98,7 +98,7 @@ class _Reader:
         )  # fmt: skip
 
     def _line_of(self, text: bytes, index: int) -> int:
-        """The line of word number `index` of a text that begins at self._line."""
+        """The line of word `index` in a text that starts at self._line."""
         for number, line in enumerate(text.split(b"\n"), start=self._line):
             index -= len(line.split())
             if index < 0:
@@ -116,22 +116,22 @@ class _Reader:
 
 
 class TextWriter(RowWriter):
-    """The number of rows in the first line, then a line a row; bytes count as numbers."""
+    """The number of rows in the first line, then one line per row; bytes are written as numbers."""
 
     def _begin(self, file: IO[bytes]) -> None:
         file.write(b"%d\n" % self.shape[0])
 
     def _append(self, file: IO[bytes], rows: Array) -> None:
         for row in rows.reshape(len(rows), math.prod(self.shape[1:])):
-            # Numbers between -1 and 1 are looked up: six times as fast as formatting each.
-            if row.dtype == np.float32 and (np.abs(row) <= 1).all():  # a NaN is no such number
+            # Values in [-1, 1] come from a lookup table: six times as fast as formatting each.
+            if row.dtype == np.float32 and (np.abs(row) <= 1).all():  # false for NaN
                 file.write(_small_numbers(row))
             else:
                 file.write(("%.4f " * row.size % tuple(row.tolist())).encode() + b"\n")
 
 
 def _small_numbers(row: Array) -> bytes:
-    # A float32 times 10,000 is exact in float64, and rint rounds a half to even: so does printf.
+    # A float32 times 10,000 is exact in float64, and rint rounds half to even, like printf.
     steps = np.rint(np.abs(row.astype(np.float64)) * _STEPS).astype(np.intp)
     words: bytes = _words()[steps + np.signbit(row) * (_STEPS + 1)].tobytes()
     return words.translate(None, b"\0") + b"\n"
@@ -139,5 +139,5 @@ def _small_numbers(row: Array) -> bytes:
 
 @functools.cache
 def _words() -> Array:
-    """ "0.0000 " to "1.0000 ", then "-0.0000 " to "-1.0000 ", each in 8 bytes, zeros behind the shorter ones."""
+    """ "0.0000 " to "1.0000 ", then "-0.0000 " to "-1.0000 ", 8 bytes each, shorter ones padded with zeros."""
     return np.array([f"{sign}{i / _STEPS:.4f} " for sign in ("", "-") for i in range(_STEPS + 1)], "S8")

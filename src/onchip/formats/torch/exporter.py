@@ -1,4 +1,4 @@
-"""A module by torch's newer exporter: torch.export, then onnxscript. It knows operators that tracing does not."""
+"""torch's newer exporter: torch.export, then onnxscript. It supports operators that tracing does not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-OPSET = 18  # the one that the exporter's functions are written in
+OPSET = 18  # the opset of the exporter's functions
 INSTALL = "pip install 'onchip[torch]' for onnxscript, by which torch writes more operators"
 
 
@@ -18,20 +18,20 @@ class NoExporterError(Exception):
 
 
 def export_module(torch: Any, module: Any, inputs: Sequence[Any], names: Sequence[str]) -> bytes:
-    """The module as ONNX, its batch open. NoExporterError without onnxscript; else any error, of torch or the module.
+    """Export the module to ONNX with a symbolic batch. NoExporterError without onnxscript; else any error of torch.
 
-    module  in eval mode, with forward(*inputs) for its signature
+    module  in eval mode, with the signature forward(*inputs)
     inputs  tensors (B, ...)
     """
-    import torch.export as exporter  # not loaded with torch itself
+    import torch.export as exporter  # not imported by torch itself
 
-    # Of a dimension with a name, torch.export refuses what holds for some numbers of rows only.
+    # With a named dimension, torch.export rejects what holds only for some batch sizes.
     batch = {0: exporter.Dim("B")}
     with _quiet():
         program = exporter.export(module, tuple(inputs), dynamic_shapes=((batch,) * len(inputs),), strict=False)
         if importlib.util.find_spec("onnxscript") is None:
             raise NoExporterError(INSTALL)
-        # Without its optimiser, which folds weights: they would lose their names. The planner folds, later.
+        # Without the optimiser: it folds weights, which would lose their names. The planner folds later.
         made = torch.onnx.export(
             program, dynamo=True, input_names=list(names), opset_version=OPSET, optimize=False, verbose=False
         )
@@ -41,7 +41,7 @@ def export_module(torch: Any, module: Any, inputs: Sequence[Any], names: Sequenc
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without warnings, and without what torch and onnxscript log: where they fail, the error says it."""
+    """Silence warnings and logs of torch and onnxscript: on failure, the error has the information."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""Functions of torch that its exporter does not know, or not for all sizes, as others that it does know."""
+"""torch functions that its ONNX exporter lacks, or supports only for some sizes, rewritten with supported ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onchip.network.recipe import Array
 
 @contextlib.contextmanager
 def plain_functions(torch: Any) -> Iterator[None]:
-    """A context in which they are called as what they are made of."""
+    """A context in which these functions are replaced by their decompositions."""
     F = torch.nn.functional
     forms: list[tuple[Any, str, Callable[..., Any]]] = [(place, "channel_shuffle", _shuffle) for place in (F, torch)]
     forms += [(F, "pairwise_distance", _distance), (F, "bilinear", _bilinear), (torch, "diag_embed", _diagonal)]
@@ -35,7 +35,7 @@ def plain_functions(torch: Any) -> Iterator[None]:
 def _called(torch: Any, form: Callable[..., Any], function: Any) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the sizes of a row, which are constants
+            warnings.simplefilter("ignore")  # about the sizes of a row, which are constants
             made = form(torch, *args, **kwargs)
         return function(*args, **kwargs) if made is None else made
 
@@ -48,11 +48,11 @@ def _shuffle(torch: Any, x: Any, groups: int) -> Any:
 
 
 def _distance(torch: Any, a: Any, b: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
-    return torch.linalg.vector_norm(a - b + eps, p, -1, keepdim)  # the exporter leaves out eps
+    return torch.linalg.vector_norm(a - b + eps, p, -1, keepdim)  # the exporter drops eps
 
 
 def _bilinear(torch: Any, a: Any, b: Any, weight: Any, bias: Any = None) -> Any:
-    """a (.., D_a) by weight (D_out, D_a, D_b) is a product; that by b (.., D_b) a sum."""
+    """a (.., D_a) @ weight (D_out, D_a, D_b) is a gemm; its dot product with b (.., D_b) follows."""
     D_out, D_a, D_b = weight.shape
     by_first = (a @ weight.permute(1, 0, 2).reshape(D_a, D_out * D_b)).unflatten(-1, (D_out, D_b))
     y = (by_first * b.unsqueeze(-2)).sum(-1)
@@ -66,7 +66,7 @@ def _diagonal(torch: Any, x: Any, offset: int = 0, dim1: int = -2, dim2: int = -
 
 
 def _running_product(torch: Any, x: Any, dim: int, dtype: Any = None) -> Any:
-    """With what stands 1, 2, 4, .. places before: after the last, with all of them."""
+    """Cumulative product by doubling: multiply by the elements 1, 2, 4, .. positions before."""
     x, n, step = x if dtype is None else x.to(dtype), int(x.shape[dim]), 1
     while step < n:
         front = torch.ones_like(x.narrow(dim, 0, step))
@@ -75,7 +75,7 @@ def _running_product(torch: Any, x: Any, dim: int, dtype: Any = None) -> Any:
 
 
 def _adaptive(pool: Callable[..., Any], rank: int) -> Callable[..., Any]:
-    """The pool of x (.., rank axes) into so many cells an axis; None where the exporter has an operator for it."""
+    """Adaptive pool of x (.., rank axes) to so many cells per axis; None if the exporter has an operator for it."""
 
     def form(torch: Any, x: Any, output_size: Any, return_indices: bool = False) -> Any:
         sizes = [int(n) for n in x.shape[-rank:]]
@@ -92,7 +92,7 @@ def _mean_pool(torch: Any, x: Any, sizes: list[int], cells: list[int]) -> Any:
     if not any(n % out for n, out in zip(sizes, cells, strict=True)):
         windows = [n // out for n, out in zip(sizes, cells, strict=True)]
         return getattr(torch.nn.functional, f"avg_pool{len(sizes)}d")(x, windows, windows)
-    # Cells of different sizes: a matrix of shares, over all places at once.
+    # Cells of different sizes: one matrix of averaging weights over all positions.
     shares: Array = np.ones((1, 1))
     for n, out in zip(sizes, cells, strict=True):
         along = np.zeros((n, out))
@@ -115,5 +115,5 @@ def _max_pool(torch: Any, x: Any, sizes: list[int], cells: list[int]) -> Any:
 
 
 def _cells(n: int, out: int) -> list[tuple[int, int]]:
-    """Where each of the cells begins and ends; neighbours share a place where they do not come out even."""
+    """Start and end of each cell; neighbours overlap by one position if n is not divisible."""
     return [(cell * n // out, -(-(cell + 1) * n // out)) for cell in range(out)]

@@ -1,4 +1,4 @@
-"""A torch.nn.Module to a network: torch traces it into an ONNX graph, and the ONNX reader reads that."""
+"""torch.nn.Module to a network: torch traces it to an ONNX graph, which the ONNX reader converts."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from onchip.network.names import free_name
 from onchip.network.text import plural
 
 OPSET = 17
-_BETWEEN = ("_compile.py", "eval_frame.py")  # of torch, between a forward and who watches its operators
-Doubts = dict[tuple[str, int | None], str]  # file and line -> what torch warns of there
-MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # the graph goes through one protobuf, which ends at 2 GiB
+_BETWEEN = ("_compile.py", "eval_frame.py")  # torch's frames between a forward and the dispatch mode
+Doubts = dict[tuple[str, int | None], str]  # file and line -> torch's warning
+MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # the graph is one protobuf, limited to 2 GiB
 
 
 @dataclass(frozen=True)
 class TorchModule:
-    """A module to load, and what its forward takes. A copy where it can be copied: a forward may change its module."""
+    """A module to load and its inputs. A copy if it can be copied: a forward may change its module."""
 
     module: Any
     inputs: tuple[Any, ...]  # tensors of two rows or more
@@ -49,7 +49,7 @@ class TorchModule:
     def run(self, inputs: tuple[Any, ...], in_double: bool = False) -> tuple[Any, ...]:
         """The tensors that the module returns in eval mode, computed in float64 or in its own dtypes.
 
-        InputError where it cannot: for such values, or in float64.
+        InputError if it fails for these values, or in float64.
         """
         torch = sys.modules["torch"]
         state: dict[str, Any] = {}
@@ -67,9 +67,9 @@ class TorchModule:
 
     @contextlib.contextmanager
     def called(self) -> Iterator[None]:
-        """In eval mode, without gradients, as it is written and called by position."""
+        """A context: eval mode, no gradients, no torch.compile, positional arguments."""
         torch, own = sys.modules["torch"], vars(self.module).get("forward")
-        # One signature for all: torch's exporters stumble over arguments by keyword and over defaults.
+        # Always positional: torch's exporters mishandle keyword arguments and defaults.
         is_patched = self.by_keyword or not isinstance(self.module, torch.jit.ScriptModule)
         with _evaluating(self.module), torch.no_grad(), _as_written(torch):
             if is_patched:
@@ -85,11 +85,11 @@ class TorchModule:
 
 
 def take_module(module: Any, example: Any) -> TorchModule:
-    """A module and its example, checked.
+    """Check a module and its example.
 
-    example  what forward takes: a tensor or array (B, ...), a tuple of them, or a dict of them by keyword
+    example  the input of forward: a tensor or array (B, ...), a tuple of them, or a dict of them by keyword
     """
-    torch = sys.modules.get("torch")  # who has a module has imported it
+    torch = sys.modules.get("torch")  # a caller with a module has imported torch
     if torch is None or not isinstance(module, torch.nn.Module):
         raise InputError(
             "not a model", got=type(module).__name__, expected="a file, a workload's name, a Network or a torch module",
@@ -108,7 +108,7 @@ def take_module(module: Any, example: Any) -> TorchModule:
             f"module {name} is too large to be traced", got=f"{nbytes:,} B of weights",
             expected=f"at most {MAX_WEIGHT_BYTES:,} B", hint="trace its parts, one by one",
         )  # fmt: skip
-    with contextlib.suppress(Exception):  # some cannot be: those with locks, files, tensors that autograd made
+    with contextlib.suppress(Exception):  # some cannot be copied: those with locks, files, non-leaf tensors
         module = copy.deepcopy(module)
     inputs = _inputs(torch, module, example)
     if isinstance(example, Mapping):
@@ -130,17 +130,17 @@ def take_module(module: Any, example: Any) -> TorchModule:
 
 
 def read_torch(source: TorchModule) -> Network:
-    """The network of a module, as it is in eval mode; weights keep their names in the state_dict. The batch is free.
+    """Convert a module in eval mode to a network; weights keep their state_dict names. The batch is symbolic.
 
-    Inputs are called as the forward's arguments, outputs as the keys or fields of what it returns. It is traced; where
-    that fails, torch's newer exporter is tried, which takes seconds.
+    Inputs are named after the forward's arguments, outputs after the keys or fields of its result. The module is
+    traced; if that fails, torch's newer exporter is tried, which takes seconds.
     """
     torch, install = sys.modules["torch"], ""
     try:
         traced = _traced(torch, source)
     except InputError:
         raise
-    except Exception as error:  # of the module's own forward, or one of the exporter's many
+    except Exception as error:  # raised by the module's forward or by the exporter
         errors = [error]
     else:
         return _network(source, *traced)
@@ -166,14 +166,14 @@ def _network(source: TorchModule, data: bytes, outputs: Sequence[str]) -> Networ
     try:
         net = read_model(parse_model(data)).replace(name=source.name)
         return name_values(net, dict(zip(_graph_names(source), source.names, strict=True)), outputs)
-    except FormatError as error:  # of the reader, which knows the node but not the module
+    except FormatError as error:  # from the reader, which knows the node but not the module
         raise InputError(
             f"module {source.name}: {error.what}", got=error.got, expected=error.expected, hint=error.hint
         ) from None
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong first, in a line."""
+    """The root cause, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     what = str(error).strip().split("\n")[0]
@@ -181,7 +181,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _unwrapped(torch: Any, module: Any) -> Any:
-    """What torch.compile, DataParallel or DistributedDataParallel wraps: its weights have the names that users know."""
+    """The module inside torch.compile, DataParallel or DistributedDataParallel, with the user's weight names."""
     wrappers = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
     while isinstance(module, wrappers) or "_orig_mod" in module._modules:
         module = module.module if isinstance(module, wrappers) else module._orig_mod
@@ -203,17 +203,17 @@ def _inputs(torch: Any, module: Any, example: Any) -> tuple[Any, ...]:
     if len(rows) != 1 or 0 in rows:
         got = ", ".join(str(list(tensor.shape)) for tensor in inputs) or "nothing"
         raise InputError(what, got=got, expected="one batch in front of every input")
-    # Two rows at least: tracing takes a 1 for a size that may be squeezed or stretched.
+    # At least two rows: tracing specialises on size 1, which may be squeezed or broadcast.
     return tuple(tensor if tensor.shape[0] > 1 else torch.cat([tensor, tensor]) for tensor in inputs)
 
 
 def _tensors(torch: Any, made: Any) -> tuple[Any, ...]:
-    """The tensors of what a forward returns, in order; a None among them is no output."""
+    """The tensors that a forward returns, in order; None is skipped."""
     return tuple(leaf for leaf in torch.utils._pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor))
 
 
 def _by_position(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    """The forward of tensors in order. `names`: the keywords of its arguments, or the keys of the one dict it takes."""
+    """forward with positional tensors. `names`: its keyword arguments, or the keys of its single dict argument."""
     if not names:
         return lambda *inputs: forward(*inputs)
     if _takes(forward, **dict.fromkeys(names)):
@@ -222,10 +222,10 @@ def _by_position(forward: Callable[..., Any], names: tuple[str, ...]) -> Callabl
 
 
 def _keywords(forward: Callable[..., Any], given: int) -> list[str]:
-    """All arguments of a forward that has some by keyword alone, and no value for them; none of any other."""
+    """All argument names of a forward with required keyword-only arguments; else none."""
     try:
         parameters = list(inspect.signature(forward).parameters.values())
-    except (TypeError, ValueError):  # of compiled code
+    except (TypeError, ValueError):  # compiled code
         return []
     needed = [one for one in parameters if one.default is one.empty and one.kind is one.KEYWORD_ONLY]
     by_position = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -233,10 +233,10 @@ def _keywords(forward: Callable[..., Any], given: int) -> list[str]:
 
 
 def _argument_names(module: Any, count: int) -> tuple[str, ...]:
-    """What the module's forward calls so many arguments: tokens, mask; x, or x0, x1 .., where it does not say."""
+    """The forward's names for so many arguments: tokens, mask; x, or x0, x1 .., if unknown."""
     try:
         bound = inspect.signature(module.forward).bind(*range(count))
-    except (TypeError, ValueError):  # too few or too many, which the forward itself refuses; or no signature
+    except (TypeError, ValueError):  # wrong count, which the forward itself rejects; or no signature
         return _numbered("x", count)
     names: list[str] = []
     for name, given in bound.arguments.items():
@@ -249,14 +249,14 @@ def _numbered(name: str, count: int) -> tuple[str, ...]:
 
 
 def _output_names(torch: Any, made: Any, name: str = "") -> list[str]:
-    """A name for every tensor that a forward returns: keys and fields where it has them, else output0, output1 .."""
+    """A name for every returned tensor: keys and fields if it has them, else output0, output1 .."""
     if isinstance(made, torch.Tensor):
         return [name or "output"]
     path = f"{name}." if name else ""
     parts: list[tuple[str, Any]] = []
     if isinstance(made, Mapping):
         parts = [(f"{path}{key}", part) for key, part in made.items()]
-    elif isinstance(made, tuple) and hasattr(made, "__match_args__"):  # a NamedTuple, or one of torch's own
+    elif isinstance(made, tuple) and hasattr(made, "__match_args__"):  # a NamedTuple, or one of torch's own types
         parts = [(f"{path}{key}", part) for key, part in zip(made.__match_args__, made, strict=True)]
     elif isinstance(made, tuple | list):
         parts = [(f"{path or 'output'}{i}", part) for i, part in enumerate(made)]
@@ -264,7 +264,7 @@ def _output_names(torch: Any, made: Any, name: str = "") -> list[str]:
 
 
 def _graph_names(source: TorchModule, outputs: Sequence[str] = ()) -> list[str]:
-    """What inputs and then outputs are called in the graph, which has one space for names: weights keep theirs."""
+    """Names of inputs and then outputs in the graph, which has one namespace: weights keep theirs."""
     taken = set(source.module.state_dict())
     names: list[str] = []
     for name in (*source.names, *outputs):
@@ -282,7 +282,7 @@ def _takes(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
 
 
 def _traced(torch: Any, source: TorchModule) -> tuple[bytes, list[str]]:
-    """The module as ONNX, by the exporter that needs nothing but torch itself, and the names of its outputs."""
+    """Export the module to ONNX with torch's tracing exporter; also return the output names."""
     module, inputs = source.module, source.inputs
     with _plain_parts(torch, module), plain_functions(torch), _more_operators(torch), source.called():
         data, outputs, doubts = _trace(torch, source, inputs)
@@ -296,12 +296,11 @@ def _traced(torch: Any, source: TorchModule) -> tuple[bytes, list[str]]:
 
 
 class _FickleError(Exception):
-    """A branch, a loop or a constant comes of the numbers: it would be imported as it went with the example."""
+    """A branch, a loop or a constant depends on tensor values: tracing would freeze the example's."""
 
 
 def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[bytes, list[str], Doubts]:
-    """The module as ONNX, the names of its outputs, and what torch warns of: numbers that the forward took out of
-    tensors, or out of sizes."""
+    """The module as ONNX, its output names, and torch's warnings about Python values taken from tensors or sizes."""
     file = io.BytesIO()
     with _quiet(torch) as doubts:
         made = source.module(*inputs)
@@ -318,7 +317,7 @@ def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[by
         torch.onnx.export(
             source.module, inputs, file, input_names=names[: len(inputs)], output_names=names[len(inputs) :],
             opset_version=OPSET, dynamo=False, dynamic_axes={value: {0: "B"} for value in names},
-            # Else it folds batch norms into convolutions, and weights lose their names. The planner folds, later.
+            # Constant folding would fold batch norms into convolutions and lose weight names. The planner folds later.
             do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
         )  # fmt: skip
     ours = [doubt for doubt in doubts if _is_doubt(torch, doubt)]
@@ -327,16 +326,16 @@ def _trace(torch: Any, source: TorchModule, inputs: tuple[Any, ...]) -> tuple[by
 
 
 def _is_doubt(torch: Any, told: warnings.WarningMessage) -> bool:
-    """torch's own modules warn of checks that are none of the user's."""
+    """Whether a warning concerns the user's code: torch's own modules cause some too."""
     is_torchs = Path(told.filename).is_relative_to(Path(torch.__file__).parent)
     return issubclass(told.category, torch.jit.TracerWarning) and not is_torchs
 
 
 def _numbers_read(torch: Any, module: Any, inputs: tuple[Any, ...], doubts: Doubts) -> str:
-    """The first line, of those with a doubt, where the forward takes a number out of a tensor; "" if none does.
+    """The first line with a warning at which the forward reads a tensor's value; "" if there is none.
 
-    It runs as it is, not traced, where sizes are plain ints. If none does, all doubts were about sizes: those of a row
-    are constants. A line without a doubt was not traced: the module guards it.
+    The module runs untraced, where sizes are plain ints. If no value is read, all warnings were about sizes, and those
+    of a row are constants. A line without a warning was not traced: the module guards it.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -360,7 +359,7 @@ def _numbers_read(torch: Any, module: Any, inputs: tuple[Any, ...], doubts: Doub
 
 @contextlib.contextmanager
 def _evaluating(module: Any) -> Iterator[None]:
-    """Eval mode, and afterwards the mode that every part was in, and its buffers' values."""
+    """Eval mode; restores every submodule's mode and the values of its buffers."""
     modes = [(part, part.training) for part in module.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     module.eval()
@@ -375,8 +374,8 @@ def _evaluating(module: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_written(torch: Any) -> Iterator[None]:
-    """Without torch.compile, whose code cannot be traced and takes a minute to make for the few rows of a check."""
-    if "torch._dynamo" not in sys.modules:  # nobody compiled anything
+    """Disable torch.compile: its code cannot be traced and takes a minute to compile for a few rows."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled
         yield
         return
     with torch.compiler.set_stance("force_eager"):
@@ -385,10 +384,10 @@ def _as_written(torch: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_parts(torch: Any, module: Any) -> Iterator[None]:
-    """Modules of torch's own as what they are, where its exporter would write what they are made fast by.
+    """Replace torch modules whose fast paths export badly by their plain definitions.
 
     An EmbeddingBag over rows of ids is an Embedding and a mean, not a loop over bags; attention keeps the batch first;
-    an RMSNorm, which the exporter does not know, is its formula.
+    an RMSNorm, which the exporter lacks, is its formula.
     """
     plain: dict[Any, Callable[..., Any]] = {
         torch.nn.EmbeddingBag: _bag_forward, torch.nn.MultiheadAttention: _attention_forward,
@@ -409,7 +408,7 @@ def _plain_parts(torch: Any, module: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _more_operators(torch: Any) -> Iterator[None]:
-    """Operators that the exporter does not know, or leaves out, though ONNX says them."""
+    """Register operators that the exporter lacks or drops although ONNX has them."""
 
     def dropout(graph: Any, x: Any, p: Any, is_training: Any) -> Any:
         return graph.op("Dropout", x, graph.op("Cast", p, to_i=1), is_training)
@@ -470,13 +469,13 @@ def _attention_forward(torch: Any, part: Any, query: Any, key: Any, value: Any, 
 
 @contextlib.contextmanager
 def _quiet(torch: Any) -> Iterator[list[warnings.WarningMessage]]:
-    """Without what the exporter says about itself, and the graph that it prints where it fails; the warnings, kept."""
+    """Silence the exporter's log and the graph it prints on failure; collect the warnings."""
     logger = logging.getLogger("torch.onnx")
     level, log, turn = logger.level, torch._C._jit_onnx_log, torch._C._jit_set_onnx_log_enabled
     is_on = torch._C._jit_is_onnx_log_enabled()
     logger.setLevel(logging.ERROR)
     turn(False)
-    # The exporter turns it on, whatever it is told, and says some of it in C++.
+    # The exporter re-enables its log, and some messages come from C++.
     torch._C._jit_onnx_log = torch._C._jit_set_onnx_log_enabled = lambda *said: None
     try:
         with warnings.catch_warnings(record=True) as told:

@@ -1,7 +1,6 @@
-"""Weight files without a header: float32 numbers, little-endian, one tensor behind the other.
+"""Weight files without a header: float32, little-endian, tensors back to back.
 
-Such a file says nothing about itself; a layout, a list of `FlatTensor`, says what stands where. The same layout
-draws random weights where there is no file.
+A layout, a list of `FlatTensor`, describes the content. The same layout draws random weights if there is no file.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from onchip.network.reading import blaming
 from onchip.network.recipe import Array, Recipe, recipe_op
 
 _STORED = np.dtype("<f4")
-_CHECKED_AT_ONCE = 1 << 18  # numbers: their flags stay in cache
-_DRAWN_FLOP = 500  # a normal number takes NumPy about as long as these of a product
+_CHECKED_AT_ONCE = 1 << 18  # elements: the flags stay in cache
+_DRAWN_FLOP = 500  # cost of one normal sample in NumPy, in gemm flop
 
 
 @dataclass(frozen=True)
 class FlatTensor:
-    """A tensor of a flat file. Drawn from a seed, its numbers are normal around `center`, this far `spread`."""
+    """A tensor of a flat file. Random values are normal with mean `center` and deviation `spread`."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,10 +39,10 @@ class FlatTensor:
 
 
 def read_flat(path: str | os.PathLike[str], layout: Sequence[FlatTensor]) -> dict[str, Array]:
-    """The tensors of a file by name, as views of the mapped file: nothing is copied.
+    """The tensors of a file by name, as zero-copy views of the mapped file.
 
-    A file of another size is a FormatError that says where it ends. So is a NaN or an infinity: they are what a
-    file of another format or byte order looks like, and looking costs less than reading the file does.
+    A file of another size is a FormatError that says where it ends. So is a NaN or an infinity, which indicates another
+    format or byte order; the check costs less than reading the file.
     """
     source = Path(path)
     with open_input(source) as file, blaming(source):
@@ -59,9 +58,9 @@ def read_flat(path: str | os.PathLike[str], layout: Sequence[FlatTensor]) -> dic
 
 
 def draw_flat(layout: Sequence[FlatTensor], seed: int) -> dict[str, Recipe]:
-    """Random tensors for a layout, drawn when an engine asks for them.
+    """Random tensors for a layout, drawn when an engine needs them.
 
-    Number i of the layout, counted from 0, is
+    Tensor i of the layout, from 0, is
     `float32(center) + float32(spread) * numpy.random.default_rng([seed, i]).standard_normal(shape, dtype=float32)`.
     """
     if seed < 0:

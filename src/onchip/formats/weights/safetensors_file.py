@@ -14,10 +14,7 @@ from onchip.network.recipe import Made, materialise
 
 
 def write_safetensors(net: Network, path: str | os.PathLike[str]) -> None:
-    """Write the graph and every weight that a layer uses; recipes are computed.
-
-    The file appears whole or not at all.
-    """
+    """Write the graph and every weight that a layer uses; recipes are evaluated. The file appears atomically."""
     used = {name for node in net.nodes for name in node.weights.values()}
     made: Made = {}
     arrays = {name: materialise(name, net.weights, made) for name in net.weights if name in used}
@@ -25,7 +22,7 @@ def write_safetensors(net: Network, path: str | os.PathLike[str]) -> None:
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> Network:
-    """Read a network that write_safetensors wrote. Anything else is a FormatError, bare weights included."""
+    """Read a network that write_safetensors wrote. Anything else is a FormatError, including bare weights."""
     metadata, arrays = read_tensors(path)
     with blaming(Path(path)):
         return graph_from_json(_graph(metadata), arrays)

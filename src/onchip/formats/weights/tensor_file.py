@@ -1,8 +1,7 @@
-"""Arrays in one file: the container of .safetensors, with metadata.
+"""The .safetensors container: arrays in one file, with metadata.
 
-Eight bytes (length of the header, little-endian), a JSON header, the tensors back to back. It is read and written here,
-not by the library: NumPy alone cannot name bfloat16 and float8, and a hostile header deserves a message that says what
-is wrong at which byte.
+Eight bytes (header length, little-endian), a JSON header, the tensors back to back. Implemented here because the
+library's NumPy API lacks bfloat16 and float8, and to report the byte at which a malformed header is wrong.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ _METADATA = "__metadata__"
 
 
 def write_tensors(path: str | os.PathLike[str], given: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
-    """Write the arrays and the metadata. The file appears whole or not at all."""
+    """Write the arrays and the metadata. The file appears atomically."""
     arrays = {name: _plain(array) for name, array in given.items()}
     if _METADATA in arrays:
         raise InputError(f"a weight cannot be called '{_METADATA}' in a .safetensors file", hint="rename it")
     header: dict[str, Any] = {_METADATA: dict(metadata)}
-    # Wide dtypes first: then every tensor starts at a multiple of its element, whoever maps the file.
+    # Wide dtypes first: every tensor is then aligned to its element size when the file is mapped.
     order = sorted(arrays, key=lambda name: -arrays[name].itemsize)
     end = 0
     for name in order:
@@ -58,12 +57,12 @@ def write_tensors(path: str | os.PathLike[str], given: Mapping[str, Array], meta
 
 
 def _plain(array: Array) -> Array:
-    """The same numbers, row-major and in this machine's byte order."""
+    """The same values, row-major and in native byte order."""
     return np.asarray(array, dtype=numpy_dtype(array.dtype.name), order="C")
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[object, dict[str, Array]]:
-    """The metadata as the file has it, which may be anything, and every array."""
+    """The metadata, unchecked, and every array."""
     source = Path(path)
     with open_input(source) as file, blaming(source):
         file_bytes = os.fstat(file.fileno()).st_size
@@ -71,11 +70,11 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[object, dict[str, Array]
         metadata = header.pop(_METADATA, None)
         spans = sorted((_span(name, entry) for name, entry in header.items()), key=lambda span: span[3:])
         _check_layout(spans, start, file_bytes)
-        check_memory(2 * (file_bytes - start), "the file")  # twice: an engine has the weights once more
+        check_memory(2 * (file_bytes - start), "the file")  # twice: an engine holds a second copy
         return metadata, {span[0]: _read_tensor(file, span, start) for span in spans}
 
 
-Span = tuple[str, str, tuple[int, ...], int, int]  # name, dtype, shape, begin, end: bytes behind the header
+Span = tuple[str, str, tuple[int, ...], int, int]  # name, dtype, shape, begin, end: byte offsets after the header
 
 
 def _read_header(file: IO[bytes], file_bytes: int) -> tuple[dict[str, Any], int]:
@@ -131,7 +130,7 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _check_layout(spans: list[Span], start: int, file_bytes: int) -> None:
-    """The tensors must follow each other without gap or overlap, up to the end of the file."""
+    """Check that the tensors are contiguous, without gap or overlap, up to the end of the file."""
     at = 0
     for name, _, _, begin, end in spans:
         if begin != at:
@@ -159,13 +158,13 @@ def _read_tensor(file: IO[bytes], span: Span, start: int) -> Array:
         raise FormatError(f"tensor {show(name)} is no BOOL", got=f"a byte above 1 at byte {at:,}", expected="0 or 1")
     try:
         return data.view(numpy_dtype(dtype)).reshape(shape)
-    except ValueError as error:  # sizes whose product overflows, beside a 0
+    except ValueError as error:  # sizes whose product overflows next to a 0
         raise FormatError(f"tensor {show(name)} has a bad shape", got=f"{show(shape)}: {error}") from None
 
 
 def digest_of(text: str, arrays: Mapping[str, Array]) -> str:
-    """SHA-256 of a text and of arrays: their names, types, shapes and numbers."""
-    digest = hashlib.sha256(text.encode(errors="surrogatepass"))  # half a letter too: any text has a digest
+    """SHA-256 of a text and of arrays: their names, dtypes, shapes and values."""
+    digest = hashlib.sha256(text.encode(errors="surrogatepass"))  # lone surrogates are allowed: any text has a digest
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype.name} {array.shape}".encode(errors="surrogatepass"))

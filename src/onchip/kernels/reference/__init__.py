@@ -1,11 +1,11 @@
-"""What every layer means: NumPy, one operation at a time. In float64 this is the truth of the tests.
+"""The definition of every layer: NumPy, one operation at a time. In float64 it is the reference of the tests.
 
-`forward(net, x, "float64")` is what every engine is held against; `forward(net, x, "float32")` is the
-naive run whose error is the yardstick. Types narrower than float32 compute in float32 and round after
-every operation, as hardware does. A network's own dtypes do not matter, but for ints; see cast.py for Cast.
+Tests compare every engine with `forward(net, x, "float64")`; `forward(net, x, "float32")` is the naive run whose error
+is the baseline. Dtypes narrower than float32 compute in float32 and round after every operation, as hardware does. A
+network's own float dtypes are ignored; see cast.py for Cast.
 """
 
-# Each of these registers its layers.
+# Importing these registers their layers.
 from onchip.kernels.reference import (  # noqa: F401
     activation,
     argument,

@@ -1,4 +1,4 @@
-"""Activations, number by number, and the two softmaxes."""
+"""Elementwise activations, and the two softmaxes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715  # of GELU's approxim
 @forward_of(ReLU)
 def relu(layer: ReLU, xs: Arrays, w: Weights) -> Array:
     (x,) = xs
-    y: Array = np.maximum(x, x.dtype.type(0))  # np.maximum hands NaN on
+    y: Array = np.maximum(x, x.dtype.type(0))  # np.maximum propagates NaN
     return y
 
 
@@ -56,7 +56,7 @@ def leaky_relu_back(layer: LeakyReLU, xs: Arrays, w: Weights, y: Array, dy: Arra
 
 @forward_of(Clip)
 def clip(layer: Clip, xs: Arrays, w: Weights) -> Array:
-    """Bound after bound, so that the upper one wins where they cross; each rounded to what x is."""
+    """The lower bound first, so that the upper one wins if they cross; each rounded to x's dtype."""
     (y,) = xs
     if layer.low is not None:
         y = np.maximum(y, y.dtype.type(layer.low))
@@ -220,7 +220,7 @@ def log_softmax_back(layer: LogSoftmax, xs: Arrays, w: Weights, y: Array, dy: Ar
 
 
 def _sigmoid(x: Array) -> Array:
-    small = np.exp(-np.abs(x))  # at most 1, so nothing overflows
+    small = np.exp(-np.abs(x))  # at most 1: no overflow
     y: Array = np.where(x >= 0, 1, small) / (1 + small)
     return y
 
@@ -238,5 +238,5 @@ def _hard_sigmoid(x: Array, slope: float, shift: float) -> Array:
 def _gelu_factor(layer: GELU, x: Array) -> Array:
     if layer.approximate == "tanh":
         return (1 + np.tanh(_TANH_SCALE * (x + _TANH_CUBE * x * x * x))) / 2
-    y: Array = erfc(x * -math.sqrt(0.5)) / 2  # 1 + erf(x) would lose every digit where x is far below 0
+    y: Array = erfc(x * -math.sqrt(0.5)) / 2  # 1 + erf(x) would lose every digit for x far below 0
     return y

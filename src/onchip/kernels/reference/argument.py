@@ -1,4 +1,4 @@
-"""Where the largest and the smallest numbers stand, which are steps and have no slope; the first few of them."""
+"""Indices of the largest and smallest values, which have no derivative; the top k."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onchip.network.recipe import Array
 @forward_of(ArgMax, ArgMin)
 def argument(layer: ArgMax | ArgMin, xs: Arrays, w: Weights) -> Array:
     (x,) = xs
-    find = np.argmax if isinstance(layer, ArgMax) else np.argmin  # a NaN is found before all numbers
+    find = np.argmax if isinstance(layer, ArgMax) else np.argmin  # NaN comes before every number
     if not layer.last:
         return np.asarray(find(x, axis=layer.axis, keepdims=layer.keep), np.int64)
     places = x.shape[layer.axis] - 1 - find(np.flip(x, layer.axis), axis=layer.axis, keepdims=layer.keep)
@@ -37,8 +37,8 @@ def top_back(layer: TopK, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradie
 
 
 def _places(layer: TopK | ArgTopK, x: Array) -> Array:
-    """NumPy sorts NaNs behind all numbers, whatever their sign."""
-    if layer.largest:  # from the end, equals from their last one on: then from the front, their first
+    """NumPy sorts NaNs last, whatever their sign."""
+    if layer.largest:  # flipped twice, so that a stable sort puts the first of equal values first
         n = x.shape[layer.axis]
         places = n - 1 - np.flip(np.argsort(np.flip(x, layer.axis), layer.axis, kind="stable"), layer.axis)
     else:

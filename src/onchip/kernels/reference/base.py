@@ -1,4 +1,4 @@
-"""Where the layers' arithmetic is registered: one function forward and one backward for each class of layer."""
+"""Registry of the layers' arithmetic: one forward and one backward function per layer class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onchip.network.recipe import Array
 
 Arrays = tuple[Array, ...]
 Weights = Mapping[str, Array]  # role -> array
-Gradients = tuple[tuple[Array | None, ...], dict[str, Array]]  # of each value read (None: it has none), by role
+Gradients = tuple[tuple[Array | None, ...], dict[str, Array]]  # per input value (None: it has none), and by role
 Forward = Callable[[Any, Arrays, Weights], Array]  # (layer, xs, w) -> y
 Backward = Callable[[Any, Arrays, Weights, Array, Array], Gradients]  # (layer, xs, w, y, dy) -> dxs, dw
 

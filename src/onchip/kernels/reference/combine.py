@@ -1,4 +1,4 @@
-"""Layers that read several values: number by number, concatenation, phases woven together."""
+"""Layers of several inputs: elementwise, concatenation, interleaved phases."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def mul_back(layer: Mul, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradien
 
 @forward_of(Max, Min)
 def extreme(layer: Max | Min, xs: Arrays, w: Weights) -> Array:
-    return reduce(np.maximum if isinstance(layer, Max) else np.minimum, (*xs, *w.values()))  # they hand NaN on
+    return reduce(np.maximum if isinstance(layer, Max) else np.minimum, (*xs, *w.values()))  # they propagate NaN
 
 
 @backward_of(Max, Min)
 def extreme_back(layer: Max | Min, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """To the first of the operands that is the result."""
+    """To the first operand that equals the result."""
     slopes, given = [], np.zeros(y.shape, bool)
     for operand in (*xs, *w.values()):
         takes = (operand == y) & ~given
@@ -72,30 +72,30 @@ def extreme_back(layer: Max | Min, xs: Arrays, w: Weights, y: Array, dy: Array) 
     return tuple(slopes[: len(xs)]), dict(zip(w, slopes[len(xs) :], strict=True))
 
 
-# -- two operands in order --------------------------------------------------------------------------------------
+# -- two ordered operands --------------------------------------------------------------------------------------
 
 
 def _quotient(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f":
         return np.asarray(a / b)
     _check_divisors(a, b, "Div")
-    low = a // b  # NumPy's is the next one below
+    low = a // b  # NumPy rounds down
     return np.asarray(low + ((low * b != a) & ((a < 0) != (b < 0))))
 
 
 def _check_divisors(a: Array, b: Array, name: str) -> None:
-    """InputError where ints are divided by 0, of which NumPy makes 0."""
+    """InputError if ints are divided by 0, for which NumPy returns 0."""
     shape = np.broadcast_shapes(a.shape, b.shape)
     if a.dtype.kind != "f" and 0 not in shape:
         check_divisors(np.broadcast_to(b, shape), name)
 
 
 def _power(a: Array, b: Array) -> Array:
-    """NumPy takes a root where b is one half: of -infinity that is NaN, where the power is an infinity."""
+    """NumPy takes a square root for b = 1/2: NaN for -infinity, where the power is infinity."""
     return np.where(np.isneginf(a) & (b == 0.5), np.inf, np.power(a, b)).astype(a.dtype)
 
 
-# a and b -> the result; and with the result in addition -> its slopes by a and by b.
+# (a, b) -> the result; and (a, b, result) -> its derivatives by a and by b.
 _ORDERED: dict[type[Ordered], Callable[[Array, Array], Array]] = {
     Sub: operator.sub,
     Div: _quotient,
@@ -150,7 +150,7 @@ def mask(layer: Mask, xs: Arrays, w: Weights) -> Array:
 
 @backward_of(Mask)
 def mask_back(layer: Mask, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """A mask has no slope."""
+    """The mask has no derivative."""
     a, b = _masked(xs, w)
     da = unstretched(dy * (b != 0), a.shape)
     if "first" in w:
@@ -159,7 +159,7 @@ def mask_back(layer: Mask, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradi
 
 
 def _masked(xs: Arrays, w: Weights) -> tuple[Array, Array]:
-    """What is masked, and by what."""
+    """What is masked, and the mask."""
     return w.get("first", xs[0]), w.get("mask", xs[-1])
 
 
@@ -199,7 +199,7 @@ def _phase_places(layer: Interleave) -> list[tuple[slice, ...]]:
 
 
 def unstretched(dy: Array, shape: tuple[int, ...]) -> Array:
-    """The gradient of an operand of this shape: summed over the axes along which it was stretched."""
+    """The gradient of an operand of this shape: summed over the axes along which it was broadcast."""
     missing = dy.ndim - len(shape)
     stretched = tuple(a for a, d in enumerate(dy.shape) if a < missing or (shape[a - missing] == 1 and d != 1))
     dx: Array = dy.sum(axis=stretched).reshape(shape)

@@ -1,6 +1,6 @@
-"""Convolutions and their transposes over one or two axes: for each row one product of matrices, and windows.
+"""Convolutions and their transposes over one or two axes: im2col, then one matrix product per row.
 
-Shapes: G groups, C channels, T taps of the kernel, P places (windows of a convolution, inputs of a transposed one).
+Shapes: G groups, C channels, T kernel taps, P positions (windows of a convolution, inputs of a transposed one).
 """
 
 from __future__ import annotations

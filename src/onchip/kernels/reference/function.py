@@ -1,4 +1,4 @@
-"""Functions of one number, and their slopes."""
+"""Elementwise functions, and their derivatives."""
 
 from __future__ import annotations
 

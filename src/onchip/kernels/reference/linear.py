@@ -1,4 +1,4 @@
-"""Linear and batch normalisation: products and sums with weights."""
+"""Linear and batch normalisation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def batch_norm(layer: BatchNorm, xs: Arrays, w: Weights) -> Array:
 
 @backward_of(BatchNorm1d, BatchNorm2d)
 def batch_norm_back(layer: BatchNorm, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """As inference runs it: mean and var are constants, and have no gradient."""
+    """As in inference: mean and var are constants without gradients."""
     (x,) = xs
     others = tuple(axis for axis in range(x.ndim) if axis != 1)
     dw = {"bias": dy.sum(axis=others)} if "bias" in w else {}
@@ -53,5 +53,5 @@ def _normalised(layer: BatchNorm, x: Array, w: Weights) -> Array:
 
 
 def _along_channels(values: Array, x: Array) -> Array:
-    """(C,) as (C, 1, ...), so that it lies along axis 1 of x."""
+    """(C,) as (C, 1, ...), to broadcast along axis 1 of x."""
     return values.reshape(-1, *(1,) * (x.ndim - 2))

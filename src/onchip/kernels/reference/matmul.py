@@ -1,4 +1,4 @@
-"""Products of two values, matrix by matrix."""
+"""Matrix products of two values."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from onchip.network.types import DTYPE_BYTES, numpy_dtype
 
 
 def forward_all(net: Network, x: Array | tuple[Array, ...], dtype: str = "float64") -> dict[str, Array]:
-    """Every value of the network, by name. Floats are float64, or float32 for narrower types; ints are what they are.
+    """Every value of the network, by name. Floats are float64, or float32 for narrower types; ints keep their dtype.
 
     x  (B, ...), or a tuple of such arrays in the order of net.inputs
     """
@@ -25,7 +25,7 @@ def forward_all(net: Network, x: Array | tuple[Array, ...], dtype: str = "float6
         raise InputError(f"network '{net.name}' has another number of inputs", got=got, expected=expected)
     made: Made = {}
     values: dict[str, Array] = {}
-    with np.errstate(all="ignore"):  # NaN and Inf pass through, as everywhere in onchip
+    with np.errstate(all="ignore"):  # NaN and Inf propagate, as everywhere in onchip
         for (name, given), array in zip(net.inputs.items(), xs, strict=True):
             values[name] = _rounded(array, given.dtype, dtype)
         for node in net.nodes:
@@ -51,10 +51,10 @@ def loss_and_gradients(
     "cross_entropy": the network's output is logits, target (B,) holds classes; mean over the batch.
     "half_sse":      half the sum of squared differences to target (B, D_out), over the whole batch.
     "mse":           the mean of the squared differences, over the batch and the outputs.
-    row_weights      (B,): the loss of a row is times its weight, and means divide by the sum of the weights.
-    smoothing        of "cross_entropy": the share of a row's target that is spread evenly over all classes.
+    row_weights      (B,): multiplies the loss of each row, and means divide by the sum of the weights.
+    smoothing        of "cross_entropy": the fraction of a row's target that is spread evenly over all classes.
     """
-    _ = net.output  # a loss is one of one output: say so before any work
+    _ = net.output  # a loss needs exactly one output: raise before any work
     values = forward_all(net, x, dtype)
     value, dy = batch_loss(loss, values[net.outputs[0]], target, row_weights, smoothing)
     upstream: dict[str, Array] = {net.outputs[0]: dy}
@@ -86,7 +86,7 @@ def _weights(net: Network, node: Node, made: Made, dtype: str) -> dict[str, Arra
 
 
 def _rounded(array: Array, kind: str, dtype: str) -> Array:
-    """A float array (`kind` says what it is in the network) rounded to `dtype`, in the type that computes."""
+    """A float array (`kind` is its dtype in the network) rounded to `dtype`, in the compute dtype."""
     if "float" not in kind:
         return np.asarray(array)
     return np.asarray(array).astype(numpy_dtype(dtype), copy=False).astype(_working(dtype), copy=False)

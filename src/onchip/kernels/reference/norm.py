@@ -1,4 +1,4 @@
-"""Rows normalised by their own numbers: LayerNorm, RMSNorm, GroupNorm."""
+"""Rows normalised by their own statistics: LayerNorm, RMSNorm, GroupNorm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def row_norm(layer: RowNorm, xs: Arrays, w: Weights) -> Array:
 
 @backward_of(LayerNorm, RMSNorm, GroupNorm)
 def row_norm_back(layer: RowNorm, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """With n = (x - mean) / s:  dx = (dn - mean(dn) - n mean(dn n)) / s; without the second term where no mean is."""
+    """With n = (x - mean) / s:  dx = (dn - mean(dn) - n mean(dn n)) / s; RMSNorm lacks the second term."""
     (x,) = xs
     n, s = _normalised(layer, x)
     dn, dw = dy, {}
@@ -37,7 +37,7 @@ def row_norm_back(layer: RowNorm, xs: Arrays, w: Weights, y: Array, dy: Array) -
 
 
 def _normalised(layer: RowNorm, x: Array) -> tuple[Array, Array]:
-    """The parts of x (B, parts, numbers), normalised, and what they were divided by (B, parts, 1)."""
+    """The segments of x (B, segments, elements), normalised, and their divisors (B, segments, 1)."""
     parts = layer.parts(TensorType((BATCH, *x.shape[1:])))
     n: Array = x.reshape(len(x), parts.count, parts.size)
     if layer.is_centred:
@@ -47,12 +47,12 @@ def _normalised(layer: RowNorm, x: Array) -> tuple[Array, Array]:
 
 
 def _beside(layer: RowNorm, values: Array, x: Array) -> Array:
-    """Weights as they lie along x: channels are its axis 1, others its last axes."""
+    """Weights shaped to broadcast along x: along axis 1 for channels, else along the last axes."""
     return values.reshape(-1, *(1,) * (x.ndim - 2)) if isinstance(layer, GroupNorm) else values
 
 
 def _summed(layer: RowNorm, gradient: Array) -> Array:
-    """Over all numbers that meet the same weight."""
+    """Summed over all elements that use the same weight."""
     axis = 1 if isinstance(layer, GroupNorm) else layer.attributes()["axis"] % gradient.ndim
     others = [a for a in range(gradient.ndim) if (a != axis if isinstance(layer, GroupNorm) else a < axis)]
     return np.asarray(gradient.sum(axis=tuple(others)))

@@ -1,4 +1,4 @@
-"""Numbers between -1 and 1 as bytes. Steps have no slope: there is no backward."""
+"""Values between -1 and 1 as bytes. A step function has no derivative: there is no backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools over windows and over whole axes; a NaN in a window is its result."""
+"""Pools over windows and over whole axes; a window with a NaN returns NaN."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ Pool = MaxPool | AvgPool
 def max_pool(layer: MaxPool, xs: Arrays, w: Weights) -> Array:
     counts, pads = _frame(layer, xs[0])
     padded = pad(xs[0], pads, -np.inf)
-    return reduce(np.maximum, (padded[places] for places in _taps(layer, counts)))  # np.maximum hands NaN on
+    return reduce(np.maximum, (padded[places] for places in _taps(layer, counts)))  # np.maximum propagates NaN
 
 
 @backward_of(MaxPool1d, MaxPool2d)
 def max_pool_back(layer: MaxPool, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """To the first of the largest."""
+    """To the first maximum."""
     counts, pads = _frame(layer, xs[0])
     padded = pad(xs[0], pads, -np.inf)
     given, dcolumns = np.zeros(y.shape, bool), []
@@ -55,7 +55,7 @@ def max_pool_back(layer: MaxPool, xs: Arrays, w: Weights, y: Array, dy: Array) -
 def avg_pool(layer: AvgPool, xs: Arrays, w: Weights) -> Array:
     counts, pads = _frame(layer, xs[0])
     padded = pad(xs[0], pads, 0)
-    # Tap by tap, not one sum over windows: the order of the sum is then the same whatever the shape.
+    # Tap by tap, not one sum over windows: the reduction order is then the same for every shape.
     return reduce(np.add, (padded[places] for places in _taps(layer, counts))) / _divisors(layer, xs[0])
 
 
@@ -81,7 +81,7 @@ def global_min(layer: GlobalMin, xs: Arrays, w: Weights) -> Array:
 
 @backward_of(GlobalMax, GlobalMin)
 def global_extreme_back(layer: GlobalMax | GlobalMin, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """To the first of the largest, or of the smallest."""
+    """To the first maximum or minimum."""
     (x,) = xs
     axes = _axes(layer, x)
     ends = tuple(range(x.ndim - len(axes), x.ndim))
@@ -138,14 +138,14 @@ def sequence_max(layer: SequenceMax, xs: Arrays, w: Weights) -> Array:
 
 @backward_of(SequenceMax)
 def sequence_max_back(layer: SequenceMax, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """To the first of the largest that lie within."""
+    """To the first maximum inside the sequence."""
     x, inside = xs[0], _inside(layer, xs)
     first = np.arange(x.shape[2]) == np.where(inside, x, -np.inf).argmax(axis=2)[..., None]
     return (first * inside * dy[..., None], None), {}
 
 
 def _inside(layer: SequenceMax, xs: Arrays) -> Array:
-    """Which windows of x lie within their sequence, (B, 1, P)."""
+    """Which windows of x are inside their sequence, (B, 1, P)."""
     x, lengths = xs
     ends = np.arange(x.shape[2]) * layer.stride + layer.window
     inside: Array = ends <= lengths[:, None, None]
@@ -156,7 +156,7 @@ Global = GlobalMax | GlobalMin | GlobalMean | GlobalSum | GlobalNorm
 
 
 def _kept(layer: Global, x: Array, y: Array) -> Array:
-    """y, or its gradient, with sizes of 1 where x had the axes."""
+    """y, or its gradient, with sizes of 1 for the reduced axes of x."""
     axes = _axes(layer, x)
     return y.reshape([1 if axis in axes else d for axis, d in enumerate(x.shape)])
 
@@ -166,7 +166,7 @@ def _axes(layer: Global, x: Array) -> tuple[int, ...]:
 
 
 def _frame(layer: Pool, x: Array) -> tuple[list[int], tuple[int, ...]]:
-    """How many windows an axis, and the pads, longer where the last window hangs over the end (ceil)."""
+    """Windows per axis, and the pads, extended if the last window passes the end (ceil)."""
     counts = window_counts(TensorType(x.shape), layer.kernel, *geometry(layer), layer.ceil)
     after = []
     for a, n in enumerate(x.shape[2:]):
@@ -184,7 +184,7 @@ def _fold(layer: Pool, columns: Array, x: Array, pads: tuple[int, ...]) -> Array
 
 
 def _divisors(layer: AvgPool, x: Array) -> Array:
-    """How many numbers each window holds, (1, 1, counts...); beyond the input and its pads there are none to count."""
+    """The number of elements that each window averages, (1, 1, counts...); none past the input and its pads."""
     counts, pads = _frame(layer, x)
     overhang = [long - own for long, own in zip(pads, layer.pads, strict=True)]
     inside = pad(pad(np.ones((1, 1, *x.shape[2:]), x.dtype), layer.pads, int(layer.count_pads)), overhang, 0)

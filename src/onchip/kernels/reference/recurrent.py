@@ -1,4 +1,4 @@
-"""Recurrent layers, step by step; backward through time, with the steps made again."""
+"""Recurrent layers, step by step; backpropagation through time recomputes the steps."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _last_state(layer: Recurrent) -> int:
 
 
 def _given(layer: Recurrent, x: Array, w: Weights, d: int, s: int) -> Array:
-    """What the input gives to the gates of a step (B, ..., G * H)."""
+    """The input contribution to the gates of a step (B, ..., G * H)."""
     width = w["recurrence"].shape[1]
     return x[..., s, d * width : (d + 1) * width]
 
@@ -77,7 +77,7 @@ def _sigmoid(v: Array) -> Array:
 
 
 def _step(layer: Recurrent, given: Array, states: list[Array], w: Weights, d: int) -> list[Array]:
-    """The states (B, ..., H) behind a step."""
+    """The states (B, ..., H) after a step."""
     h, R = states[0], w["recurrence"][d]
     H = h.shape[-1]
     if isinstance(layer, LSTM):
@@ -103,7 +103,7 @@ def _reset(layer: GRU, r: Array, h: Array, R: Array, w: Weights, d: int) -> Arra
 def _step_back(
     layer: Recurrent, given: Array, states: list[Array], w: Weights, d: int, dstates: list[Array], dw: dict[str, Array]
 ) -> tuple[Array, list[Array]]:
-    """The gradients of what a step was given and of the states before it; those of weights are added to dw."""
+    """The gradients by a step's input and by the states before it; adds those by the weights to dw."""
     h, R = states[0], w["recurrence"][d]
     H = h.shape[-1]
     if isinstance(layer, LSTM):

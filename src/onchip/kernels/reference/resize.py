@@ -1,4 +1,4 @@
-"""LinearResize: axis by axis, a mean of two neighbours. (The nearest one is a choice: select.py.)"""
+"""LinearResize: interpolation axis by axis. (NearestResize is a selection: select.py.)"""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def linear_resize_back(layer: LinearResize, xs: Arrays, w: Weights, y: Array, dy
 
 
 def _along(numbers: Array, x: Array, axis: int) -> Array:
-    """Numbers of an axis in the dtype of x, so that they lie along it."""
+    """Values of an axis in the dtype of x, shaped to broadcast along that axis."""
     return numbers.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1 - axis))

@@ -1,4 +1,4 @@
-"""Running totals."""
+"""Scans (prefix sums and the like)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from onchip.network.recipe import Array
 from onchip.network.scan_op import ScanOp
 
 _UFUNCS: dict[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
-_PIECE = 1 << 16  # numbers of a row that are held in the widest type at a time
+_PIECE = 1 << 16  # elements of a row that are held in the widest dtype at a time
 
 
 def scan(x: Array, how: ScanOp, dtype: str | None = None) -> Array:
-    """Running totals along the last axis, one after the other. Ints in their own dtype; they wrap.
+    """An inclusive or exclusive scan along the last axis, sequentially. Ints keep their dtype; they wrap.
 
-    dtype  floats are computed in it and come out in it. None: the truth, in float64; sums and products are made in the
-           widest type that the machine has, which on x86 has eleven bits more.
+    dtype  floats are computed and returned in it. None: the reference, in float64; sums and products use the widest
+           dtype of the machine, which on x86 has eleven more bits.
     """
     is_float = x.dtype.kind == "f"
     kind = np.dtype(dtype or "float64") if is_float else x.dtype
@@ -47,7 +47,7 @@ def cum_sum(layer: CumSum, xs: Arrays, w: Weights) -> Array:
     x = np.moveaxis(xs[0], layer.axis, -1)
     if layer.reverse:
         x = x[..., ::-1]
-    y: Array = np.cumsum(x, axis=-1, dtype=x.dtype)  # of ints in their own type: they wrap
+    y: Array = np.cumsum(x, axis=-1, dtype=x.dtype)  # ints in their own dtype: they wrap
     if layer.exclusive and y.shape[-1]:
         y = np.concatenate((np.zeros_like(y[..., :1]), y[..., :-1]), axis=-1)
     if layer.reverse:

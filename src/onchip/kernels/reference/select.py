@@ -1,4 +1,4 @@
-"""Layers that choose numbers of a row: Slice, Gather, Pad, Tile, NearestResize."""
+"""Layers that select elements of a row: Slice, Gather, Pad, Tile, NearestResize."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def select(layer: Selection, xs: Arrays, w: Weights) -> Array:
 
 @backward_of(*_KINDS)
 def select_back(layer: Selection, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """Where a number was chosen several times, the sum."""
+    """Sums the gradients of an element that was selected several times."""
     (x,) = xs
     for axis, places in enumerate(layer.places(x.shape[1:]), start=1):
         if places is not None:

@@ -1,4 +1,4 @@
-"""Layers that pass a row on, give it another shape, or move its numbers."""
+"""Identity, reshape and permute."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def identity_back(layer: Identity, xs: Arrays, w: Weights, y: Array, dy: Array) 
 def reshape(layer: Reshape, xs: Arrays, w: Weights) -> Array:
     (x,) = xs
     known = math.prod(d for d in layer.row_shape if d != -1)
-    left = math.prod(x.shape[1:]) // known if -1 in layer.row_shape else 0  # NumPy cannot tell when there are no rows
+    left = math.prod(x.shape[1:]) // known if -1 in layer.row_shape else 0  # NumPy cannot infer it for 0 rows
     return x.reshape(x.shape[0], *(left if d == -1 else d for d in layer.row_shape))
 
 

@@ -1,4 +1,4 @@
-"""Tokens: rows of a table looked up by ids, and sums of such rows."""
+"""Tokens: table rows looked up by ids, and sums of such rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def token_conv(layer: TokenConv, xs: Arrays, w: Weights) -> Array:
     (ids,), weight = xs, w["weight"]
     check_token_ids(ids, len(weight))
     y = np.zeros((1, 1, 1), weight.dtype)
-    # Tap by tap, not one sum over them: the order of the sum is then the same whatever the shape.
+    # Tap by tap, not one sum over them: the reduction order is then the same for every shape.
     for k, read in enumerate(_read_by_taps(layer, ids, weight)):
         y = y + np.where((read != _NO_TOKEN)[..., None], weight[read, k], 0)
     return np.swapaxes(y + w["bias"] if "bias" in w else y, 1, 2)
@@ -50,8 +50,8 @@ def token_conv_back(layer: TokenConv, xs: Arrays, w: Weights, y: Array, dy: Arra
 
 
 def _read_by_taps(layer: TokenConv, ids: Array, weight: Array) -> list[Array]:
-    """For each k the ids (B, P) that it reads at every place; _NO_TOKEN where it hangs over an edge."""
+    """For each tap k the ids (B, P) that it reads at every position; _NO_TOKEN outside the sequence."""
     padded = np.pad(ids, ((0, 0), layer.pads), constant_values=_NO_TOKEN)
     K = weight.shape[1]
-    last = padded.shape[1] - K  # where the last window may begin
+    last = padded.shape[1] - K  # the last start of a window
     return [padded[:, k : k + last + 1 : layer.stride] for k in range(K)]

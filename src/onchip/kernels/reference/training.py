@@ -1,4 +1,4 @@
-"""Losses with their gradients, and the steps that optimisers make of gradients."""
+"""Losses with their gradients, and optimiser steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def mse(y: Array, target: Array) -> tuple[Array, Array]:
     return np.square(y - target).reshape(len(y), -1).mean(axis=1), 2 * (y - target) / (y.size // len(y))
 
 
-# (output, target) -> (B,) the loss of each row, and (B, D_out) its gradient by the row's output.
+# (output, target) -> (B,) the loss per row, and (B, D_out) its gradient by the row's output.
 LOSSES: dict[str, Callable[..., tuple[Array, Array]]] = {
     "cross_entropy": cross_entropy,
     "half_sse": half_sse,
@@ -39,7 +39,7 @@ LOSSES: dict[str, Callable[..., tuple[Array, Array]]] = {
 def batch_loss(
     loss: str, y: Array, target: Array, row_weights: Array | None = None, smoothing: float = 0.0
 ) -> tuple[float, Array]:
-    """The loss of a batch, and its gradient by y: the mean of the rows' losses, by weight; of "half_sse" the sum."""
+    """The loss of a batch, and its gradient by y: the weighted mean of the rows' losses; for "half_sse" the sum."""
     losses, dy = LOSSES[loss](y, target, smoothing) if smoothing else LOSSES[loss](y, target)
     weights = np.ones(len(y), y.dtype) if row_weights is None else row_weights.astype(y.dtype)
     total = 1.0 if loss == "half_sse" else max(float(weights.sum()), float(np.finfo(y.dtype).tiny))
@@ -47,7 +47,7 @@ def batch_loss(
 
 
 def clip_gradients(gradients: Mapping[str, Array], clip_norm: float) -> dict[str, Array]:
-    """The gradients times clip_norm / (norm of all of them + 1e-6), where that is below 1."""
+    """The gradients times clip_norm / (global norm + 1e-6), if that is below 1."""
     norm = np.sqrt(sum(float(np.square(gradient).sum()) for gradient in gradients.values()))
     share = min(1.0, clip_norm / (norm + 1e-6))
     return {name: (gradient * share).astype(gradient.dtype) for name, gradient in gradients.items()}
@@ -61,7 +61,7 @@ def sgd_step(
     momentum: float,
     weight_decay: float = 0.0,
 ) -> Network:
-    """g += weight_decay w; v = momentum v + g; w -= lr v. The network after it; `velocity` changes in place."""
+    """g += weight_decay w; v = momentum v + g; w -= lr v. Returns the new network; updates `velocity` in place."""
     weights = dict(net.weights)
     for name, gradient in gradients.items():
         w = materialise(name, net.weights).astype(gradient.dtype)
@@ -79,9 +79,9 @@ def adam_step(
     weight_decay: float = 0.0,
     is_decoupled: bool = False,
 ) -> Network:
-    """Step 1, 2, ... of Adam (betas 0.9 and 0.999, eps 1e-8); `moments` (m, s by weight) change in place.
+    """Step 1, 2, ... of Adam (betas 0.9 and 0.999, eps 1e-8); updates `moments` (m, s by weight) in place.
 
-    g += weight_decay w or, of AdamW, which is decoupled, w -= lr weight_decay w;
+    g += weight_decay w or, for AdamW, which is decoupled, w -= lr weight_decay w;
     m = 0.9 m + 0.1 g; s = 0.999 s + 0.001 g^2;
     w -= lr m / (1 - 0.9^step) / (sqrt(s / (1 - 0.999^step)) + eps)
     """

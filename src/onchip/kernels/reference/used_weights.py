@@ -1,4 +1,4 @@
-"""What a reference run needs of a network's weights: numbers that are drawn once, rows that ids look up."""
+"""The weights that a reference run needs: random values drawn once, and only the table rows that ids look up."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from onchip.network.recipe import Array, Made, Weight, materialise
 
 
 def with_arrays(net: Network) -> Network:
-    """The network with every weight an array: random ones are drawn here, once for all runs and engines."""
+    """The network with every weight as an array: random ones are drawn here, once for all runs and engines."""
     made: Made = {}
     return net.replace(weights={name: materialise(name, net.weights, made) for name in net.weights})
 
 
 def with_used_tokens(net: Network, xs: tuple[Array, ...]) -> tuple[Network, tuple[Array, ...]]:
-    """The same work with only those tokens in its tables that xs holds: tables of all can take minutes and gigabytes.
+    """The same network with only the tokens of xs in its tables: full tables can take minutes and gigabytes.
 
-    An input's ids are counted anew where they do nothing but look up rows of tables that no other layer reads.
+    Renumbers an input's ids if all its readers look up rows of tables that no other layer reads.
     """
     weights: dict[str, Weight] = dict(net.weights)
     given = list(xs)

@@ -1,7 +1,7 @@
-"""Windows over the axes behind the channels, tap by tap: a tap is one place of the kernel.
+"""Windows over the axes after the channels, tap by tap: a tap is one position of the kernel.
 
-What a tap touches in all windows together is one strided slice of the padded input. Pads are as in the layers: what
-is put before each axis, then what is put after each.
+The elements that a tap reads over all windows are one strided slice of the padded input. Pads are as in the layers:
+before each axis, then after each.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ def pad(x: Array, pads: Sizes, value: float) -> Array:
 
 
 def taps(kernel: Sizes, counts: Sizes, stride: Sizes, dilation: Sizes) -> Iterator[Places]:
-    """Where each tap lies in a padded input (B, C, ...), for `counts` windows an axis; the last axis goes fastest."""
+    """The slice of each tap in a padded input (B, C, ...), for `counts` windows per axis; the last axis is fastest."""
     for tap in np.ndindex(*kernel):
         axes = zip(tap, counts, stride, dilation, strict=True)
         yield (slice(None), slice(None), *(slice(k * d, k * d + (n - 1) * s + 1, s) for k, n, s, d in axes))
 
 
 def unfold(x: Array, kernel: Sizes, counts: Sizes, stride: Sizes, pads: Sizes, dilation: Sizes) -> Array:
-    """The windows of x (B, C, sizes...), zeros around it, side by side: (B, C, taps, counts...)."""
+    """im2col: the windows of x (B, C, sizes...), zero-padded: (B, C, taps, counts...)."""
     padded = pad(x, pads, 0)
     return np.stack([padded[places] for places in taps(kernel, counts, stride, dilation)], axis=2)
 
 
 def fold(columns: Array, kernel: Sizes, sizes: Sizes, stride: Sizes, pads: Sizes, dilation: Sizes) -> Array:
-    """Windows (B, C, taps, counts...) added where they belong: (B, C, sizes...); what falls on the pads is cut off."""
+    """col2im: windows (B, C, taps, counts...) summed at their positions: (B, C, sizes...), without the padding."""
     before, after = pads[: len(sizes)], pads[len(sizes) :]
     wide = [b + n + a for b, n, a in zip(before, sizes, after, strict=True)]
     padded = np.zeros((*columns.shape[:2], *wide), columns.dtype)

@@ -1,9 +1,8 @@
-// decode.cuh: the network of the decode ladder and the two kinds of numbers that its kernels compute in.
-// No headers of CUDA's: NVRTC then needs no paths.
+// decode.cuh: the network of the decode ladder, 72-64-64-4, ReLU, no biases, and its kernels' fp32 and fp16 helpers.
+// It includes no CUDA header, so NVRTC needs no include path.
 #pragma once
 
-// 72-64-64-4, ReLU, no biases. The last of the 72 columns is zero: fp32 kernels skip it, half kernels keep it,
-// as 72 splits evenly between 2 or 4 threads.
+// The last of the 72 columns is zero. fp32 kernels skip it; fp16 kernels keep it, because 72 is divisible by 2 and 4.
 constexpr int COLUMNS = 72, SIGNALS = 71, W = 64, D_out = 4;
 constexpr int THREADS = 256;
 
@@ -23,7 +22,7 @@ __device__ __forceinline__ f16 add(f16 a, f16 b) {
     asm("add.rn.f16 %0, %1, %2;" : "=h"(c.bits) : "h"(a.bits), "h"(b.bits));
     return c;
 }
-// A NaN stays a NaN; fmaxf(v, 0) would make 0 of it.
+// NaN propagates; fmaxf(v, 0) would return 0.
 __device__ __forceinline__ float relu(float v) { return v < 0.0f ? 0.0f : v; }
 __device__ __forceinline__ f16 relu(f16 v) {
     f16 c;
@@ -31,7 +30,7 @@ __device__ __forceinline__ f16 relu(f16 v) {
     return c;
 }
 
-// The sum over LANES neighbouring lanes, in each of them, as a tree.
+// Sum over groups of LANES consecutive lanes by a butterfly of shuffles; every lane gets the sum.
 template <int LANES>
 __device__ __forceinline__ float sum_lanes(float v) {
 #pragma unroll
@@ -46,13 +45,13 @@ __device__ __forceinline__ f16 sum_lanes(f16 v) {
     return v;
 }
 
-// N numbers that one instruction reads; where they lie is aligned to their size.
+// N values loaded by one instruction; the address is aligned to N * sizeof(T).
 template <class T, int N>
 struct alignas(N * sizeof(T)) Few {
     T v[N];
 };
 
-// sum of w[i] * h[i], first to last in one accumulator; w in registers, h in shared memory, read STEP at a time.
+// Dot product with one accumulator, i ascending. w is in registers, h in shared memory: STEP values per load.
 template <int STEP, int K, class T>
 __device__ __forceinline__ T dot(const T (&w)[K], const T* h) {
     static_assert(K % STEP == 0, "whole reads");
@@ -66,8 +65,8 @@ __device__ __forceinline__ T dot(const T (&w)[K], const T* h) {
     return sum;
 }
 
-// The first K of STRIDE columns of x (B, STRIDE), rows first, .. first + ROWS - 1 -> tile (ROWS, STRIDE) in shared
-// memory; zeros in the other columns and past the last row.
+// Copy ROWS rows of x (B, STRIDE), from row `first`, to tile (ROWS, STRIDE) in shared memory.
+// Columns from K on and rows past B are zero.
 template <int ROWS, int K, int STRIDE, class T>
 __device__ __forceinline__ void load_rows(const T* x, T* tile, long long first, long long B) {
     for (int i = threadIdx.x; i < ROWS * STRIDE; i += THREADS) {
@@ -76,15 +75,15 @@ __device__ __forceinline__ void load_rows(const T* x, T* tile, long long first, 
     }
 }
 
-// Weights w (N, STRIDE), their first K columns -> staged (N, odd(K)) in shared memory. With an odd distance between
-// rows, the 32 neurons of a warp read 32 different banks; with 64 all of them would wait for the same one.
+// Copy the first K columns of the weights w (N, STRIDE) to staged (N, odd(K)) in shared memory. With an odd row stride,
+// the 32 neurons of a warp read 32 distinct banks; with a stride of 64 they would all conflict on one bank.
 __device__ constexpr int odd(int K) { return K | 1; }
 template <int N, int K, int STRIDE>
 __device__ __forceinline__ void stage(const float* w, float* staged) {
     for (int i = threadIdx.x; i < N * K; i += THREADS) staged[i / K * odd(K) + i % K] = w[i / K * STRIDE + i % K];
 }
 
-// sum of w[i] * h[i], first to last in one accumulator, both read number by number.
+// The same with both operands in memory, one value per load.
 template <int K>
 __device__ __forceinline__ float dot(const float* w, const float* h) {
     float sum = 0.0f;

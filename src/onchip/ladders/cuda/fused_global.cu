@@ -1,15 +1,15 @@
-// fused_global.cu: the whole network in one launch; what lies between layers goes through global memory.
+// fused_global.cu: the whole network in one launch; hidden activations go through global memory.
 //
-// Idea    A block has 4 rows x 64 neurons: thread t has row t / 64 and neuron t % 64 in both hidden layers. In the
-//         last layer every 16th thread has an output, the others wait.
-// Floor   One launch instead of five, and the ReLU costs nothing. Hidden values are read by the block that wrote
-//         them, so they come from L1 or L2. But a warp now reads 1 row and 32 neurons, each weight from another
-//         cache line: more lines than the 16 + 2 of separate.cu.
+// Idea    A block computes 4 rows x 64 neurons: thread t has row t / 64 and neuron t % 64 in both hidden layers. In the
+//         last layer every 16th thread computes one output and the others idle.
+// Floor   One launch instead of five, and ReLU is fused. The block that wrote a hidden value reads it again, so the
+//         load hits L1 or L2. But a warp now reads 1 row and 32 neurons, and each neuron's weight is in a different
+//         cache line: more lines per load than the 16 + 2 of separate.cu.
 // Layout  x (B, 72), h0 and h1 (B, 64), y (B, 4), row-major; w0 (64, 72), w1 (64, 64), w2 (4, 64). 71 columns are read.
-// Limits  Any B (rows past the end are skipped); fp32; sm_80 up.
+// Limits  Any B (rows past B are skipped); fp32; sm_80 up.
 #include "decode.cuh"
 
-// h0 and h1 are written and read again: no __restrict__, nor const, that would let the compiler read them early.
+// h0 and h1 are written, then read: without __restrict__ and const the compiler cannot move the loads up.
 __global__ void __launch_bounds__(THREADS)
 fused_global(const float* __restrict__ x, const float* __restrict__ w0, const float* __restrict__ w1,
              const float* __restrict__ w2, float* h0, float* h1, float* __restrict__ y, long long B) {

@@ -1,15 +1,15 @@
-// registers.cu: the whole network in registers, two threads to a neuron.
+// registers.cu: the whole network with every weight in registers, two threads per neuron.
 //
-// Idea    A row of weights is too long for one thread: 72 + 64 registers would leave room for one block. Two
-//         neighbouring threads share a neuron: each has half of its row in both hidden layers, 36 and 32 weights, and
-//         the two halves of the sum meet in a shuffle. In the last layer a warp has an output: 2 weights a thread, a
-//         tree of five shuffles. No weight is read again after the start.
-// Floor   304 B a row (152 in half precision), and no weight from shared memory: a multiply-add reads a number that
-//         half of the warp reads too. 2 rows an iteration and three barriers: the barriers are what is left to save.
+// Idea    One thread per neuron would need 72 + 64 weight registers, which leaves one block per SM. Two neighbouring
+//         threads share a neuron: each holds half of its row in both hidden layers, 36 and 32 weights, and a shuffle
+//         adds the two partial sums. In the last layer a warp computes one output: 2 weights per thread and a tree of
+//         five shuffles. Weights are loaded once per block.
+// Floor   304 B per row (152 in fp16), no weight from shared memory: the operand that an FMA reads there is the same
+//         for half of the warp. An iteration has 2 rows and three barriers; the barriers are what is left to save.
 // Layout  x (B, 72), y (B, 4), row-major; w0 (64, 72), w1 (64, 64), w2 (4, 64), all of type T. T = float reads 71
-//         columns, T = f16 all 72, and adds up in half precision too.
+//         columns, T = f16 all 72; T is also the accumulator type.
 // Shared  2*(72 + 64 + 64)*sizeof(T) = 1 600 or 800 B
-// Limits  Any B (rows past the end are zeros and not written); sm_80 up.
+// Limits  Any B (rows past B are zero and not written); sm_80 up.
 #include "decode.cuh"
 
 template <class T>

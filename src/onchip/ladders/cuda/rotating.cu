@@ -1,45 +1,38 @@
-// rotating.cu: the whole network in registers, in half precision, many rows an iteration; five of the rungs.
+// rotating.cu: the whole network with weights in registers, in fp16, a tile of rows per iteration; six of the rungs.
 //
-// Idea    SHARE threads have a neuron together, each a part of its weights in registers. A block takes TILE rows at
-//         a time: a thread goes over its rows one after the other, so there are three barriers for TILE rows.
-//         Neighbouring neurons start with neighbouring rows and go round in a circle: when neuron 0 is at row 3,
-//         neuron 1 is at row 4. What a warp reads at once then lies in different rows, and the distance between rows
-//         is such that it lies in different banks:
-//           SHARE = 2, 8-byte reads, 16 lanes at a time:  words 36*row + 18*part, 34*row + 16*part: 32 banks
-//           SHARE = 4, x by 4-byte reads, 32 lanes:       words 36*row +  9*part:                   32 banks
-//                      h by 8-byte reads, 16 lanes:       words 34*row +  8*part:                   32 banks
-//         IS_TRANSPOSED  w0 (72, 64) and w1 (64, 64): neighbouring neurons read neighbouring numbers, a few cache lines
-//                        a read instead of one for every neuron.
-//         LAST           weights of the last layer a thread: 64 / LAST threads share an output and add up by shuffles.
-//         HIDES_LOADS    half of the threads have the last layer, the others load the next tile meanwhile.
-//         RELOADS        weights are read when their layer begins, into the registers of the layer before: fewer
-//                        registers and more blocks, for a grid that has a block a tile and reads every weight once.
-// Floor   152 B a row. Every multiply-add is one of one number: tensor cores are out of reach, and two numbers
-//         a word (fma.f16x2) would halve the instructions.
-// Layout  x (B, 72), y (B, 4), w0, w1 (see above), w2 (4, 64): f16, row-major, 16 B aligned.
+// Idea    SHARE threads split a neuron; each holds a part of its weights in registers. A thread loops over the rows
+//         of a tile, so TILE rows cost three barriers. Neighbouring neurons start at neighbouring rows and wrap around:
+//         when neuron 0 is at row 3, neuron 1 is at row 4. The lanes of a warp then read different rows, and the row
+//         strides avoid bank conflicts (offsets in 32-bit words; each load covers all 32 banks):
+//           SHARE = 2, 8-byte loads, 16 lanes per access:  x 36*row + 18*part, h 34*row + 16*part
+//           SHARE = 4, x by 4-byte loads, 32 lanes:        36*row + 9*part
+//                      h by 8-byte loads, 16 lanes:        34*row + 8*part
+// Floor   152 B per row. Each FMA is scalar: no tensor cores, and fma.f16x2 would halve the instructions.
+// Layout  x (B, 72), y (B, 4), w0 (64, 72), w1 (64, 64), w2 (4, 64): f16, row-major, 16 B aligned. If IS_TRANSPOSED:
+//         w0 (72, 64) and w1 (64, 64) are (D_in, D_out).
 // Shared  TILE*(72 + 68 + 68)*2 B = 13 312 B with TILE = 32
-// Limits  Any B (rows past the end are zeros and not written); sums in half precision, error up to 0.15; sm_80 up.
+// Limits  Any B (rows past B are zero and not written); fp16 accumulators, error up to 0.15; sm_80 up.
 #include "decode.cuh"
 
-constexpr int STRIDE = W + 4;  // of hidden rows: 34 words, see above
+constexpr int STRIDE = W + 4;  // of hidden rows: 34 words, free of bank conflicts (see above)
 
 template <int TILE, int THREADS_HERE>
 __device__ __forceinline__ void load_tile(const f16* x, f16* tile, long long first, long long B, int thread) {
-    using Vector = Few<f16, 8>;  // 16 B: a row is 9 of them, whole rows lie back to back on both sides
+    using Vector = Few<f16, 8>;  // 16 B: a row is 9 of them; rows are contiguous in x and in the tile
     const auto* from = reinterpret_cast<const Vector*>(x + first * COLUMNS);
 #pragma unroll 1
     for (int i = thread; i < TILE * COLUMNS / 8; i += THREADS_HERE)
         reinterpret_cast<Vector*>(tile)[i] = first + i / (COLUMNS / 8) < B ? from[i] : Vector{};
 }
 
-// Part `part` of the weights of neuron n.
+// Load part `part` of the weights of neuron n, w[n][part * K : (part + 1) * K].
 template <int K, bool IS_TRANSPOSED>
 __device__ __forceinline__ void load_weights(const f16* w, f16 (&r)[K], int width, int n, int part) {
 #pragma unroll
     for (int i = 0; i < K; ++i) r[i] = IS_TRANSPOSED ? w[(part * K + i) * W + n] : w[n * width + part * K + i];
 }
 
-// One hidden layer: in (TILE, IN) -> out (TILE, STRIDE), the rows of this thread's group, in a circle.
+// One hidden layer, in (ROWS, IN) -> out (ROWS, STRIDE): the rows of this thread's group, starting at row n.
 template <int SHARE, int ROWS, int IN, int STEP, int K>
 __device__ __forceinline__ void run_hidden(const f16 (&r)[K], const f16* in, f16* out, int n, int part) {
 #pragma unroll 1
@@ -50,12 +43,17 @@ __device__ __forceinline__ void run_hidden(const f16 (&r)[K], const f16* in, f16
     }
 }
 
+// IS_TRANSPOSED  neighbouring neurons load neighbouring weights: a few cache lines per load instead of one per neuron.
+// LAST           weights of the last layer per thread: 64 / LAST threads share an output and reduce by shuffles.
+// HIDES_LOADS    half of the threads compute the last layer while the others load the next tile.
+// RELOADS        each layer's weights are loaded when it starts, into the registers of the previous layer: fewer
+//                registers and higher occupancy, for a grid with one block per tile, which loads each weight once.
 template <int SHARE, int TILE, bool IS_TRANSPOSED, int LAST, bool HIDES_LOADS, bool RELOADS, int BLOCKS>
 __global__ void __launch_bounds__(THREADS, BLOCKS)
 rotating(const f16* __restrict__ x, const f16* __restrict__ w0, const f16* __restrict__ w1, const f16* __restrict__ w2,
          f16* __restrict__ y, long long B) {
-    constexpr int GROUPS = THREADS / (W * SHARE), ROWS = TILE / GROUPS;  // a group of threads has all neurons
-    constexpr int STEP = SHARE == 2 ? 4 : 2;  // numbers of x a read: 18 of them are no multiple of 4
+    constexpr int GROUPS = THREADS / (W * SHARE), ROWS = TILE / GROUPS;  // a group of threads covers all neurons
+    constexpr int STEP = SHARE == 2 ? 4 : 2;  // values of x per load: the 18 of SHARE = 4 are no multiple of 4
     constexpr int PARTS = W / LAST;  // threads that share an output
     constexpr int LAST_THREADS = HIDES_LOADS ? THREADS / 2 : THREADS, LAST_ROWS = LAST_THREADS / (D_out * PARTS);
     static_assert((SHARE == 2 || SHARE == 4) && ROWS % (32 / SHARE) == 0, "a warp's neurons are at different rows");
@@ -92,8 +90,8 @@ rotating(const f16* __restrict__ x, const f16* __restrict__ w0, const f16* __res
                 if (output_part == 0 && first + row < B) y[(first + row) * D_out + output] = sum;
             }
         }
-        if (RELOADS) break;  // one tile a block
-        // x is free since the barrier after the first layer.
+        if (RELOADS) break;  // one tile per block
+        // No thread reads `tile` after the barrier that follows the first layer, so it can be overwritten.
         if (!HIDES_LOADS) load_tile<TILE, THREADS>(x, tile, first + step, B, thread);
         else if (thread >= LAST_THREADS)
             load_tile<TILE, THREADS - LAST_THREADS>(x, tile, first + step, B, thread - LAST_THREADS);

@@ -1,11 +1,11 @@
-// scan_block.cuh: one block slides along a row, 1024 numbers at a time: the three kernels of the report, as functions.
+// scan_block.cuh: one block scans a row, 1024 values per step: the three kernels of the report, as device functions.
 #pragma once
 
 constexpr int LANES = 32;
-constexpr int BLOCK = 1024;  // threads; as many warps as a warp has lanes
+constexpr int BLOCK = 1024;  // threads: 32 warps, so one warp can scan all warp totals
 
-// The sum of `value` over the lanes before this one, by an up-sweep and a down-sweep: a tree over the lanes, first
-// towards its root, then back to its leaves. *total: the sum over all lanes, written by the last one.
+// Exclusive prefix sum of `value` over the lanes of a warp, by an up-sweep and a down-sweep (Blelloch scan).
+// The last lane writes the sum over all lanes to *total.
 __device__ __forceinline__ float warp_prefix_sum(float value, float* total) {
     const int lane = threadIdx.x % LANES;
 #pragma unroll
@@ -22,14 +22,14 @@ __device__ __forceinline__ float warp_prefix_sum(float value, float* total) {
         const float other = __shfl_xor_sync(~0u, value, d);
         const int place = lane & (2 * d - 1);
         if (place == 2 * d - 1)
-            value += other;  // the right child: what its parent got, and the sum of the left one
+            value += other;  // right child: the parent's prefix plus the left child's sum
         else if (place == d - 1)
-            value = other;  // the left child: what its parent got
+            value = other;  // left child: the parent's prefix
     }
     return value;
 }
 
-// The sum of `value` over this lane and those before it.
+// Inclusive prefix sum of `value` over the lanes of a warp.
 __device__ __forceinline__ float warp_reduction(float value) {
     const int lane = threadIdx.x % LANES;
 #pragma unroll
@@ -40,10 +40,10 @@ __device__ __forceinline__ float warp_reduction(float value) {
     return value;
 }
 
-// y[i] = x[0] + ... + x[i], without x[i] if exclusive; x may be y. All BLOCK threads of a block call it.
+// y[i] = x[0] + ... + x[i], without x[i] if exclusive; x may alias y. Called by all BLOCK threads.
 template <bool is_exclusive>
 __device__ __forceinline__ void block_prefix_sum(const float* x, float* y, long long N) {
-    __shared__ float totals[LANES], first;  // of the warps; of all steps before this one
+    __shared__ float totals[LANES], first;  // sums of the warps; sum of all previous steps
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     if (threadIdx.x == 0) first = 0.0f;
     for (long long start = 0; start < N; start += BLOCK) {
@@ -56,7 +56,7 @@ __device__ __forceinline__ void block_prefix_sum(const float* x, float* y, long 
         const float others = (warp > 0 ? totals[warp - 1] : 0.0f) + first;
         const float sum = before + value + others;
         if (i < N) y[i] = is_exclusive ? before + others : sum;
-        __syncthreads();  // all have read `first` and the totals
+        __syncthreads();  // every thread has read `first` and the totals
         if (threadIdx.x == BLOCK - 1) first = sum;
     }
 }

@@ -1,23 +1,23 @@
-// scan_tile.cuh: a block scans a tile of the row in registers. A warp has 512 neighbouring numbers of it, as 4 lines of
-// 128: of each line a lane has 4 neighbours, which one instruction reads, and its neighbour lanes have the next ones.
+// scan_tile.cuh: a block scans a tile of 4096 values in registers.
+// A warp has 512 contiguous values as 4 lines of 128; in each line a lane has 4 contiguous values, one 16-byte load.
 #pragma once
 #include "scan_block.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / LANES;
 constexpr int LINES = 4, QUAD = 4;
-constexpr int TILE = THREADS * LINES * QUAD;  // 4096 numbers
+constexpr int TILE = THREADS * LINES * QUAD;  // 4096 values
 
 struct alignas(16) Quad {
     float v[QUAD];
 };
 
-// The place in the tile of the first number of a line's quad.
+// Offset in the tile of this lane's quad of a line.
 __device__ __forceinline__ int place(int line) {
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     return (warp * LINES + line) * LANES * QUAD + lane * QUAD;
 }
 
-// Numbers first, .. first + TILE - 1 of x (N,); zeros past the end. x is 16 B aligned, first a multiple of 4.
+// Load x[first : first + TILE], zeros past N. x is 16 B aligned, first a multiple of 4.
 __device__ __forceinline__ void load_tile(const float* x, Quad (&tile)[LINES], long long first, long long N) {
 #pragma unroll
     for (int line = 0; line < LINES; ++line) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ void load_tile(const float* x, Quad (&tile)[LINES], l
     }
 }
 
-// The other way, each number with `before` added to it.
+// Store the tile to y[first : first + TILE] with `before` added to each value; nothing past N.
 __device__ __forceinline__ void store_tile(float* y, const Quad (&tile)[LINES], float before, long long first,
                                            long long N) {
 #pragma unroll
@@ -50,8 +50,8 @@ __device__ __forceinline__ void store_tile(float* y, const Quad (&tile)[LINES], 
     }
 }
 
-// Running sums of the numbers in `tile`, in place, from the tile's first; every thread gets the sum of all.
-// `totals` is shared memory for WARPS numbers; every thread has read it when the next barrier is behind it.
+// Inclusive prefix sum of the tile, in place; every thread returns the sum of the tile.
+// `totals` is shared memory for WARPS values; it may be overwritten after the next barrier.
 __device__ __forceinline__ float scan_tile(Quad (&tile)[LINES], float* totals) {
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     float before_line = 0.0f;

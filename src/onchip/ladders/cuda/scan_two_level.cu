@@ -1,15 +1,15 @@
-// scan_two_level.cu: every block scans a tile, one block scans the tiles' totals, every block adds what came before.
+// scan_two_level.cu: prefix sum in three launches: scan each tile, scan the tile totals, add each tile's prefix.
 //
-// Idea    scan_tiles: a block scans 4096 numbers by itself and writes the running sums and, apart, the tile's total.
-//         scan_totals: one block makes of the totals what comes before each tile (scan_block.cuh slides along them).
-//         add_before: every block adds what comes before its tile to its 4096 sums. All multiprocessors work, and the
-//         order of the additions is fixed.
-// Floor   x in, sums out, sums in, y out: four passes, 16*N B, where 8*N would do. N = 2^24, at 4.8 TB/s: 268 MB,
-//         55.9 us of memory, where the floor is 28.0 us; N additions three times over. The 4096 totals are 16 KB, in
-//         and out, but they take four steps of one block, and two launches more, in which nobody else has work.
+// Idea    scan_tiles: each block scans 4096 values, and writes their prefix sums and the tile's total.
+//         scan_totals: one block scans the totals exclusively (scan_block.cuh).
+//         add_before: each block adds its tile's prefix to its 4096 sums.
+//         All SMs work, and the reduction order is fixed.
+// Floor   x in, sums out, sums in, y out: four passes, 16*N B where 8*N would do. N = 2^24 at 4.8 TB/s: 268 MB,
+//         55.9 us of memory time against a floor of 28.0 us; 3*N additions. The 4096 totals are only 16 KB, in and out,
+//         but cost four steps of one block, with every other SM idle, and two more launches.
 // Layout  x, y (N,) float32, 16 B aligned; totals (ceil(N / 4096),) float32.
 // Shared  scan_tiles 32 B, scan_totals 132 B
-// Limits  Any N (numbers past the end are zeros and not written); fp32; sm_80 up.
+// Limits  Any N (values past N are zero and not written); fp32; sm_80 up.
 #include "scan_tile.cuh"
 
 __global__ void __launch_bounds__(THREADS)

@@ -1,9 +1,9 @@
-// separate.cu: a kernel for each operation: matrix product, ReLU, product, ReLU, product.
+// separate.cu: one kernel per operation: gemm, ReLU, gemm, ReLU, gemm.
 //
-// Idea    The definition. One thread an output, 16 x 16 threads a block: 16 rows of x times 16 neurons. A warp
+// Idea    The definition. One thread per output, 16 x 16 threads per block: 16 rows of x times 16 neurons. A warp
 //         reads 16 rows and 2 neurons at a time.
-// Floor   Every launch reads and writes global memory: a row moves (72 + 64 + 64*2 + 64 + 64 + 64*2 + 64 + 4)*4 B
-//         = 2 352 B, and that only if no number is read twice. The network needs 304 B.
+// Floor   Each launch reads and writes global memory: (72 + 64 + 64*2 + 64 + 64 + 64*2 + 64 + 4)*4 B = 2 352 B per row,
+//         if no value is read twice. The network needs 304 B.
 // Layout  x (B, STRIDE), y (B, N), row-major; w (N, STRIDE). Only K of the STRIDE columns are read.
 // Limits  Any B; fp32; sm_80 up.
 #include "decode.cuh"

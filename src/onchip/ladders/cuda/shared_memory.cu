@@ -1,16 +1,15 @@
-// shared_memory.cu: weights and what lies between layers in shared memory; layer by layer, then all at once.
+// shared_memory.cu: the whole network in one launch, weights and hidden activations in shared memory.
 //
-// Idea    fused_shared: a block has 4 rows, as in fused_global.cu. It stages the weights of a layer, uses them for its
-//         4 rows, then stages the next layer's in the same place. A weight is read from global memory once for
-//         4 rows instead of once for each.
-//         whole_shared: all weights are staged at the start, and the block walks over tiles of 4 rows: a weight is
-//         read once a block. There are as many blocks as the chip holds at a time.
-// Floor   Both move 304 B a row, plus 36 KB of weights a block: fused_shared has a block every 4 rows, so 9 KB a row,
-//         from L2. Then shared memory is the limit: each multiply-add reads its weight from it, 32 of them a cycle
-//         and multiprocessor, where the multiprocessor could do 128.
+// Idea    fused_shared: a block has 4 rows, as in fused_global.cu. It stages one layer's weights, uses them for its 4
+//         rows, then stages the next layer in the same buffer. Global memory is read once per weight for 4 rows.
+//         whole_shared: a persistent kernel. A block stages all weights once and loops over tiles of 4 rows; the grid
+//         has as many blocks as the chip holds at a time.
+// Floor   Both move 304 B per row plus 36 KB of weights per block. fused_shared has one block per 4 rows: 9 KB per row,
+//         from L2. Then shared memory bounds it: each FFMA reads its weight there, 32 per cycle and SM, where the SM
+//         could issue 128.
 // Layout  x (B, 72), y (B, 4), row-major; w0 (64, 72), w1 (64, 64), w2 (4, 64). 71 columns are read.
-// Shared  fused_shared: (64*71 + 4*72 + 2*4*64)*4 = 21 376 B; whole_shared: 16 640 + 1 040 B of weights more.
-// Limits  Any B (rows past the end are zeros and not written); fp32; sm_80 up.
+// Shared  fused_shared: (64*71 + 4*72 + 2*4*64)*4 = 21 376 B; whole_shared: 16 640 + 1 040 B more, for w1 and w2.
+// Limits  Any B (rows past B are zero and not written); fp32; sm_80 up.
 #include "decode.cuh"
 
 constexpr int ROWS = THREADS / W;
@@ -56,6 +55,6 @@ whole_shared(const float* __restrict__ x, const float* __restrict__ w0, const fl
         __syncthreads();
         if (n % 16 == 0 && first + row < B)
             y[(first + row) * D_out + n / 16] = dot<W>(s2 + n / 16 * odd(W), h1 + row * W);
-        // No barrier here: the next tile's x is not read before the next one, h0 and h1 not written.
+        // No barrier here: the next barrier precedes every read of the next tile and every write of h0 and h1.
     }
 }

@@ -1,18 +1,18 @@
 // shared_registers.cu: the second layer's weights in registers, the others in shared memory.
 //
-// Idea    A thread has the same neuron for every row, so its 64 weights of the second layer stay in its registers. The
-//         multiply-adds of that layer then read only h0, and all threads of a warp the same number of it.
-//         USES_ALL = false: in the last layer every 16th thread has an output, the others wait.
-//         USES_ALL = true: 16 threads have an output together, 4 products each, and add up by shuffles.
-// Floor   As in whole_shared, but half of the multiply-adds read no weight from shared memory.
+// Idea    A persistent kernel. A thread has the same neuron for every row, so its 64 weights of the second layer stay
+//         in registers. That layer's FFMAs then read only h0 from shared memory, as a broadcast to the whole warp.
+//         USES_ALL = false: in the last layer every 16th thread computes one output and the others idle.
+//         USES_ALL = true: 16 threads share an output, 4 products each, and reduce by shuffles.
+// Floor   As whole_shared, but half of the FFMAs read no weight from shared memory.
 // Layout  x (B, 72), y (B, 4), row-major; w0 (64, 72), w1 (64, 64), w2 (4, 64). 71 columns are read.
 // Shared  (64*71 + 4*65 + 4*72 + 2*4*64)*4 = 22 416 B
-// Limits  Any B (rows past the end are zeros and not written); fp32; sm_80 up.
+// Limits  Any B (rows past B are zero and not written); fp32; sm_80 up.
 #include "decode.cuh"
 
 constexpr int ROWS = THREADS / W;
 
-// Two blocks a multiprocessor at the least: 64 weights and what a loop needs fit into 128 registers.
+// At least two blocks per SM: 64 weights and the loop state fit into 128 registers.
 template <bool USES_ALL>
 __global__ void __launch_bounds__(THREADS, 2)
 shared_registers(const float* __restrict__ x, const float* __restrict__ w0, const float* __restrict__ w1,

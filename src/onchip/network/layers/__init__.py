@@ -1,4 +1,4 @@
-"""The vocabulary. A new layer goes into a file here and into this list; nothing else in network/ changes."""
+"""All layers. A new layer goes into a file here and into this list; nothing else in network/ changes."""
 
 from onchip.network.layers.activation import (
     ELU,

@@ -1,4 +1,4 @@
-"""Activations: one number in, one number out; and softmax, one row in, one row out."""
+"""Activations: elementwise; and softmax, over an axis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onchip.network.types import TensorType
 
 
 class ReLU(Elementwise):
-    """max(x, 0); a NaN stays a NaN."""
+    """max(x, 0); NaN stays NaN."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,7 +25,7 @@ class LeakyReLU(Elementwise):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Clip(Elementwise):
-    """min(max(x, low), high), None where there is no such bound; a NaN stays a NaN. ReLU6 is Clip(0, 6)."""
+    """min(max(x, low), high), None for no bound; NaN stays NaN. ReLU6 is Clip(0, 6)."""
 
     low: float | None = None
     high: float | None = None
@@ -54,7 +54,7 @@ class SiLU(Elementwise):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GELU(Elementwise):
-    """x * Phi(x), Phi the normal distribution: exact by erf, or approximate by
+    """x * Phi(x), Phi the CDF of the normal distribution: exact by erf, or approximated by
 
     "tanh": x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
     """

@@ -1,4 +1,4 @@
-"""Where the largest and the smallest numbers stand; the first few of them, in order."""
+"""Indices of the largest and smallest values; the top k, in order."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from onchip.network.types import TensorType
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Argument(Layer, abstract=True):
-    """Along an axis of a row, which vanishes, or stays with size 1 if `keep`; int64. The first of equals, or the last
-    if `last`; a NaN stands before all numbers."""
+    """Over an axis of a row, which is removed, or kept with size 1 if `keep`; int64.
+
+    Among equal values the first index, or the last if `last`; NaN comes before every number.
+    """
 
     axis: int = -1
     keep: bool = False
@@ -31,17 +33,19 @@ class _Argument(Layer, abstract=True):
 
 
 class ArgMax(_Argument):
-    """The place of the largest number."""
+    """The index of the largest value."""
 
 
 class ArgMin(_Argument):
-    """The place of the smallest number."""
+    """The index of the smallest value."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _TopK(Layer, abstract=True):
-    """The k largest numbers along an axis of a row, the largest first, or the k smallest; of equals the first one comes
-    first, and a NaN is larger than any number."""
+    """The k largest values along an axis of a row, in descending order, or the k smallest, ascending.
+
+    Among equal values the lower index comes first, and NaN is larger than any number.
+    """
 
     k: int
     axis: int = -1
@@ -60,11 +64,11 @@ class _TopK(Layer, abstract=True):
 
 
 class TopK(_TopK):
-    """The numbers themselves."""
+    """The values themselves."""
 
 
 class ArgTopK(_TopK):
-    """Their places; int64."""
+    """Their indices; int64."""
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         return TensorType(super().infer(inputs, weights).shape, "int64")

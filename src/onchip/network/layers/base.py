@@ -1,9 +1,9 @@
-"""What a layer is: a frozen bag of attributes that knows its output type and its price.
+"""The layer base class: a frozen set of attributes that knows its output type and its flop.
 
 A new layer is one class in a file of this package; it registers itself by its class name, which is also its name in
-files. One with attributes is a dataclass(frozen=True, eq=False, repr=False): what is the same for all is here, once,
-for each method that a dataclass makes of its own takes a while whenever onchip starts. The arithmetic lives elsewhere:
-kernels/reference/ says what a layer means.
+files. One with attributes is a dataclass(frozen=True, eq=False, repr=False): the shared methods are here, once, since
+each method that a dataclass generates adds to the import time. The arithmetic lives in kernels/reference/, which
+defines what a layer computes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ WeightTypes = Mapping[str, TensorType]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Layer(abc.ABC):
-    required: ClassVar[tuple[str, ...]] = ()  # roles of the weights it must have, e.g. "weight"
-    optional: ClassVar[tuple[str, ...]] = ()  # and of those it may have, e.g. "bias"
-    arity: ClassVar[int | None] = 1  # how many values it reads; None: one or more
-    has_tables: ClassVar[bool] = False  # its weight is tables that may be kept in half precision
+    required: ClassVar[tuple[str, ...]] = ()  # roles of required weights, e.g. "weight"
+    optional: ClassVar[tuple[str, ...]] = ()  # roles of optional weights, e.g. "bias"
+    arity: ClassVar[int | None] = 1  # number of values it reads; None: one or more
+    has_tables: ClassVar[bool] = False  # its weight is tables that may be stored in half precision
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -49,15 +49,15 @@ class Layer(abc.ABC):
         """Floating-point operations for one row of the batch."""
 
     def row_looked_up(self, inputs: Types, weights: WeightTypes) -> int:
-        """Numbers that one row of the batch reads of a table "weight"; 0 for a layer that reads all of its weights."""
+        """Elements that one row of the batch reads from a table "weight"; 0 for a layer that reads all its weights."""
         return 0
 
     def check_weights(self, arrays: Mapping[str, Array]) -> None:
-        """InputError if the layer cannot work with these numbers, by role; those not computed yet are left out."""
-        return  # most can with any
+        """InputError if the layer cannot use these arrays, by role; weights not computed yet are left out."""
+        return  # most accept any
 
     def attributes(self) -> dict[str, Any]:
-        return dict(vars(self))  # not asdict, which copies deeply: planning asks often
+        return dict(vars(self))  # not asdict, which copies deeply: planning calls this often
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -78,12 +78,12 @@ def _refuse(layer: Layer, name: str, value: object = None) -> None:
     raise FrozenInstanceError(f"a {layer.kind} does not change: {name}")
 
 
-# Also of layers that have no attributes, and are no dataclasses of their own.
+# Also for layers without attributes, which are no dataclasses of their own.
 Layer.__setattr__ = Layer.__delattr__ = _refuse  # type: ignore[method-assign,assignment]
 
 
 class Elementwise(Layer, abstract=True):
-    """A layer that maps each number by itself; `flop_each` is its price a number."""
+    """An elementwise layer; `flop_each` is its flop per element."""
 
     flop_each: ClassVar[int] = 1
 
@@ -96,7 +96,7 @@ class Elementwise(Layer, abstract=True):
 
 
 def need_float(given: TensorType, weights: WeightTypes | None = None) -> None:
-    """ShapeError where the input or a weight is not of floats. Weights may be wider or narrower than the input."""
+    """ShapeError if the input or a weight is not floating-point. Weights may be wider or narrower than the input."""
     if "float" not in given.dtype:
         raise ShapeError("needs floating-point input", got=str(given), expected="a float dtype")
     for role, weight in (weights or {}).items():
@@ -106,7 +106,7 @@ def need_float(given: TensorType, weights: WeightTypes | None = None) -> None:
 
 
 def row_axis(axis: int, given: TensorType) -> int:
-    """`axis` counted from the front; ShapeError if it is not there or is the batch."""
+    """`axis` as a non-negative index; ShapeError if it is out of range or the batch."""
     rank = len(given.shape)
     if not -rank <= axis < rank:
         raise ShapeError("axis out of range", got=f"axis {axis}", expected=f"-{rank} to {rank - 1} for {given}")
@@ -124,7 +124,7 @@ def need_bias(weights: WeightTypes, width: int) -> None:
 
 
 def as_sizes(layer: Layer, **least: int) -> None:
-    """Make tuples of ints of a frozen layer's attributes, each number at least `least`."""
+    """Convert a frozen layer's attributes to tuples of ints, each at least `least`."""
     for name, lowest in least.items():
         given = getattr(layer, name)
         try:

@@ -1,4 +1,4 @@
-"""Cast: the same numbers in another dtype; ToInts: whole ones, and whether they are there at all."""
+"""Cast: to another float dtype; ToInts: to ints or bool."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Whole = Literal["int64", "int32", "int16", "int8", "uint8", "bool"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cast(Layer):
-    """x as floats of `dtype`, rounded to the nearest; too large a number is an infinity.
+    """x as floats of `dtype`, rounded to nearest; overflow becomes infinity.
 
-    It maps each number by itself, but is no Elementwise: those hand on the dtype that they get.
+    It is elementwise, but no Elementwise: those keep the dtype of their input.
     """
 
     dtype: CastTo
@@ -36,9 +36,9 @@ class Cast(Layer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ToInts(Layer):
-    """x as ints of `dtype`: of floats the whole part, of ints the lower bits; as bool, whether it is not 0.
+    """x as ints of `dtype`: floats are truncated, ints keep their lower bits; as bool, x != 0.
 
-    What a float becomes that no such int is near is not said: no two machines agree.
+    The result for a float out of range is unspecified: machines differ.
     """
 
     dtype: Whole

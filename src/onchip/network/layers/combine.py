@@ -1,4 +1,4 @@
-"""Layers that read several values: number by number, concatenated, and the phases of a strided output."""
+"""Layers of several inputs: elementwise, concatenated, and the phases of a strided output."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from onchip.network.types import Dim, TensorType
 
 
 class Broadcast(Layer, abstract=True):
-    """All values together, number by number, and a weight (a row's shape, no batch) if there is one: `constant`.
+    """Elementwise over all inputs, and over a weight (a row's shape, no batch) if there is one: `constant`.
 
-    Sizes of 1 stretch, and missing axes in front are 1, as in NumPy; a value's row never misses an axis in front
-    silently: all values have as many axes as the first.
+    Broadcasts as NumPy does: sizes of 1 expand, and missing leading axes of the constant are 1. All inputs must have as
+    many axes as the first.
     """
 
     arity: ClassVar[int | None] = None
@@ -63,16 +63,17 @@ class Mul(Broadcast):
 
 
 class Max(Broadcast):
-    """The largest of x1, x2, ..., constant; a NaN is larger than anything."""
+    """The largest of x1, x2, ..., constant; NaN if any is NaN."""
 
 
 class Min(Broadcast):
-    """The smallest of x1, x2, ..., constant; a NaN is smaller than anything."""
+    """The smallest of x1, x2, ..., constant; NaN if any is NaN."""
 
 
 class Ordered(Broadcast, abstract=True):
-    """Two operands, a and b, whose order matters: two values; or one value and either b, the weight `constant`, or a,
-    the weight `first`."""
+    """Two ordered operands, a and b: two values; or one value and either b, the weight `constant`, or a, the weight
+    `first`.
+    """
 
     optional: ClassVar[tuple[str, ...]] = ("constant", "first")
     takes_ints: ClassVar[bool] = False
@@ -97,26 +98,26 @@ class Sub(Ordered):
 
 
 class Div(Ordered):
-    """a / b; of ints the whole part of it, and an error where b is 0."""
+    """a / b; for ints truncated, and an error if b is 0."""
 
     takes_ints: ClassVar[bool] = True
     flop_each: ClassVar[int] = 8
 
 
 class Pow(Ordered):
-    """a to the power of b; NaN where a is below 0 and b is no whole number."""
+    """a to the power of b; NaN if a < 0 and b is no integer."""
 
     flop_each: ClassVar[int] = 60
 
 
 class PReLU(Ordered):
-    """a where a >= 0, else a * b: a LeakyReLU with a slope for each channel, or number."""
+    """a where a >= 0, else a * b: a LeakyReLU with a slope per channel, or per element."""
 
     flop_each: ClassVar[int] = 2
 
 
 class Comparison(Ordered, abstract=True):
-    """1 where it is true, else 0, in the dtype of a and b. It is true of no NaN."""
+    """1 where it is true, else 0, in the dtype of a and b. False if either is NaN."""
 
     takes_ints: ClassVar[bool] = True
 
@@ -134,8 +135,10 @@ class Equal(Comparison):
 
 
 class Mask(Ordered):
-    """a where b is not 0, else 0, whatever a is there; a is a value or the weight `first`, b a value or the weight
-    `mask`."""
+    """a where b is not 0, else 0, even if a is NaN.
+
+    a is a value or the weight `first`, b a value or the weight `mask`.
+    """
 
     takes_ints: ClassVar[bool] = True
     optional: ClassVar[tuple[str, ...]] = ("first", "mask")
@@ -143,8 +146,10 @@ class Mask(Ordered):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mod(Ordered):
-    """What is left of a when b has been taken from it as often as it goes, exactly: with the sign of b, or with that
-    of a if `truncated`, which is C's fmod. Of ints it is an error where b is 0."""
+    """The exact remainder of a / b: with the sign of b, or with that of a if `truncated`, which is C's fmod.
+
+    For ints it is an error if b is 0.
+    """
 
     truncated: bool = False
     takes_ints: ClassVar[bool] = True
@@ -153,7 +158,7 @@ class Mod(Ordered):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Concat(Layer):
-    """Values side by side along an axis."""
+    """Concatenation along an axis."""
 
     axis: int = 1
     arity: ClassVar[int | None] = None
@@ -173,9 +178,9 @@ class Concat(Layer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Interleave(Layer):
-    """Phases of an output woven together; what a rewrite puts behind the phases of a transposed convolution.
+    """Interleaves the phases of an output; a rewrite puts it after the phases of a transposed convolution.
 
-    Input number p (counted over the strides, the last axis fastest) fills y[..., p0::stride0, p1::stride1].
+    Input p (counted over the strides, the last axis fastest) fills y[..., p0::stride0, p1::stride1].
     """
 
     stride: tuple[int, ...] = (2, 2)

@@ -1,4 +1,4 @@
-"""Convolutions and transposed convolutions over one or two axes; channels stand in front: (B, C, H, W)."""
+"""Convolutions and transposed convolutions over one or two axes; NCHW: (B, C, H, W)."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _Conv(Layer, abstract=True):
 class Convolution(_Conv, abstract=True):
     """y[o, p] = bias[o] + sum over c, k of weight[o, c, k] * x[c, p * stride - before + k * dilation].
 
-    weight (C_out, C_in / groups, kernel...), bias (C_out); x outside its edges counts as 0.
-    pads: what is put before each axis, then what is put after each.
+    weight (C_out, C_in / groups, kernel...), bias (C_out); zero padding.
+    pads: before each axis, then after each.
     """
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
@@ -59,8 +59,8 @@ class Convolution(_Conv, abstract=True):
 class TransposedConvolution(_Conv, abstract=True):
     """y[o, p * stride - before + k * dilation] += weight[c, o, k] * x[c, p], then + bias[o].
 
-    weight (C_in, C_out / groups, kernel...), bias (C_out); pads cut that many numbers off each side of y, and
-    output_padding lengthens its end.
+    weight (C_in, C_out / groups, kernel...), bias (C_out); pads crop that many elements off each side of y, and
+    output_padding extends its end.
     """
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
@@ -149,7 +149,7 @@ class ConvTranspose2d(TransposedConvolution):
 
 
 def geometry(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """stride, pads and dilation of a convolution or a pool, a number an axis (pads two: all before, then all after)."""
+    """stride, pads and dilation of a convolution or pool, per axis (two pads per axis: all before, then all after)."""
     given = layer.attributes()
     stride: tuple[int, ...] = given["stride"]
     return stride, given["pads"], given.get("dilation", (1,) * len(stride))
@@ -170,7 +170,7 @@ def window_counts(
     dilation: tuple[int, ...],
     ceil: bool = False,
 ) -> list[int]:
-    """How many windows fit along each axis behind the channels."""
+    """The number of windows along each axis after the channels."""
     rank = len(kernel)
     if len(x.shape) != 2 + rank:
         raise ShapeError("input has another shape", got=str(x), expected=f"(B, C and {rank} more)")
@@ -182,7 +182,7 @@ def window_counts(
             got = f"{x}, pads {pads}"
             raise ShapeError("the window is larger than the input", got=got, expected=f"{span} along axis {2 + axis}")
         count = (size - span) // stride[axis] + 1
-        # Rounded up, a window may hang over the end, but it must begin inside the input or the pad before it.
+        # Rounded up, a window may extend past the end, but it must begin inside the input or the padding before it.
         if ceil and (size - span) % stride[axis] and count * stride[axis] < int(x.shape[2 + axis]) + pads[axis]:
             count += 1
         counts.append(count)

@@ -1,4 +1,4 @@
-"""Tokens: a table looked up by ids, and the sum of several look-ups that a convolution over it becomes."""
+"""Tokens: a table lookup by ids, and the sum of lookups that a convolution over it becomes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Embedding(Layer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenConv(Layer):
-    """A Conv1d over embedded tokens, as a sum of looked-up rows; what a rewrite makes of Embedding and Conv1d.
+    """A Conv1d over embedded tokens, as a sum of looked-up rows; what a rewrite turns Embedding and Conv1d into.
 
     y[:, p] = bias + sum over k of weight[x[p * stride - before + k], k]; positions outside add nothing.
     ids (B, S), weight (V, K, C_out), bias (C_out) -> (B, C_out, P).

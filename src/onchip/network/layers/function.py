@@ -1,4 +1,4 @@
-"""Functions of one number that are no activations: what networks compute distances, norms and positions with."""
+"""Elementwise functions that are no activations: used for distances, norms and positions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Abs(Elementwise):
 
 
 class Sign(Elementwise):
-    """1 above 0, -1 below, 0 of 0 and NaN of NaN."""
+    """1 for x > 0, -1 for x < 0, 0 for 0 and NaN for NaN."""
 
 
 class Sqrt(Elementwise):
-    """The square root; of a number below 0, NaN."""
+    """The square root; NaN for x < 0."""
 
     flop_each: ClassVar[int] = 8
 
@@ -32,25 +32,25 @@ class Exp(Elementwise):
 
 
 class Log(Elementwise):
-    """The natural logarithm; of a number below 0, NaN."""
+    """The natural logarithm; NaN for x < 0."""
 
     flop_each: ClassVar[int] = 20
 
 
 class Sin(Elementwise):
-    """Of x in radians."""
+    """x in radians."""
 
     flop_each: ClassVar[int] = 25
 
 
 class Cos(Elementwise):
-    """Of x in radians."""
+    """x in radians."""
 
     flop_each: ClassVar[int] = 25
 
 
 class Atan(Elementwise):
-    """The angle, in radians, whose tangent is x."""
+    """The arc tangent, in radians."""
 
     flop_each: ClassVar[int] = 25
 
@@ -62,12 +62,12 @@ class Erf(Elementwise):
 
 
 class Floor(Elementwise):
-    """The largest whole number that is not above x."""
+    """The largest integer <= x."""
 
 
 class Ceil(Elementwise):
-    """The smallest whole number that is not below x."""
+    """The smallest integer >= x."""
 
 
 class Round(Elementwise):
-    """The nearest whole number; of two the even one."""
+    """The nearest integer; ties to even."""

@@ -1,4 +1,4 @@
-"""MatMul: products of matrices that both depend on the input, as attention has them."""
+"""MatMul: products of two matrices that both depend on the input, as in attention."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from onchip.network.types import TensorType
 
 
 class MatMul(Layer):
-    """a (B, ..., M, K) times b (B, ..., K, N) -> (B, ..., M, N): a matrix for each place of the axes in front.
+    """a (B, ..., M, K) times b (B, ..., K, N) -> (B, ..., M, N): a batched matrix product over the leading axes.
 
     Two values with as many axes; or one value and either b, the weight `constant`, or a, the weight `first`, which have
-    no batch and may miss axes in front. Sizes of 1 among the axes in front stretch, as in NumPy.
+    no batch and may lack leading axes. Leading axes broadcast as in NumPy.
     """
 
     arity: ClassVar[int | None] = None
@@ -39,7 +39,7 @@ class MatMul(Layer):
         return TensorType((inputs[0].shape[0], *front[: rank - 2], a[-2], b[-1]), inputs[0].dtype)
 
     def operands(self, inputs: Types, weights: WeightTypes) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of a row of a and of b; ShapeError if there are not two."""
+        """The shapes of a row of a and of b; ShapeError if there are not two operands."""
         shapes = [given.row_shape for given in inputs]
         shapes += [tuple(int(d) for d in given.shape) for given in weights.values()]
         if len(shapes) != 2:

@@ -1,4 +1,4 @@
-"""Normalisations: of channels as inference sees them, a factor and a shift each; and of a row by its own numbers."""
+"""Normalisations: batch norm at inference, a scale and a shift per channel; and row norms, by a row's statistics."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from onchip.network.types import TensorType
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _BatchNorm(Layer, abstract=True):
-    """(x - mean) / sqrt(var + eps) * weight + bias; each (C,), channels along axis 1."""
+    """(x - mean) / sqrt(var + eps) * weight + bias; each (C,), channels on axis 1."""
 
-    ranks: ClassVar[tuple[int, ...]]  # axes that x may have, the batch among them
+    ranks: ClassVar[tuple[int, ...]]  # numbers of axes that x may have, the batch included
     required: ClassVar[tuple[str, ...]] = ("mean", "var")
     optional: ClassVar[tuple[str, ...]] = ("weight", "bias")
     eps: float = 1e-5
@@ -56,14 +56,14 @@ class BatchNorm2d(_BatchNorm):
 
 
 def factor_and_shift(weights: Mapping[str, Array], eps: float) -> tuple[Array, Array]:
-    """s = weight / sqrt(var + eps) and t = bias - mean s of every channel, in float64: a batch norm is x s + t."""
+    """s = weight / sqrt(var + eps) and t = bias - mean s per channel, in float64: a batch norm is x s + t."""
     wide = {role: array.astype(np.float64) for role, array in weights.items()}
     s = wide.get("weight", 1.0) / np.sqrt(_checked(wide["var"], eps))
     return s, wide.get("bias", 0.0) - wide["mean"] * s
 
 
 def _checked(var: Array, eps: float) -> Array:
-    """var + eps, which has a root that one can divide by. A NaN passes through, as everywhere."""
+    """var + eps, which must be above 0. NaN passes."""
     under_root: Array = var.astype(np.float64) + eps
     if (bad := np.flatnonzero(under_root <= 0)).size:
         raise InputError(
@@ -75,24 +75,24 @@ def _checked(var: Array, eps: float) -> Array:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NormParts:
-    """How a row falls into parts that are normalised each by itself, and which weights its numbers meet.
+    """How a row divides into segments that are normalised separately, and which weight applies to each element.
 
-    Parts lie one behind the other. So do weights, one for `run` neighbours each; behind the last comes the first again.
+    Segments are contiguous. Each weight applies to `run` consecutive elements; after the last weight the first follows.
     """
 
-    count: int  # parts of a row
-    size: int  # numbers of a part
+    count: int  # segments per row
+    size: int  # elements per segment
     run: int
 
 
 class RowNorm(Layer, abstract=True):
-    """(x - mean) / sqrt(var + eps) * weight + bias, mean and variance those of the numbers themselves."""
+    """(x - mean) / sqrt(var + eps) * weight + bias, with the mean and variance of the elements themselves."""
 
-    is_centred: ClassVar[bool] = True  # else the mean stays, and the variance is the mean of squares
+    is_centred: ClassVar[bool] = True  # else no mean is subtracted, and the variance is the mean of squares
     optional: ClassVar[tuple[str, ...]] = ("weight", "bias")
 
     def parts(self, x: TensorType) -> NormParts:
-        """ShapeError if rows like x do not fall into such parts."""
+        """ShapeError if rows like x do not divide into such segments."""
         raise NotImplementedError
 
     def weight_shape(self, x: TensorType) -> tuple[int, ...]:
@@ -115,7 +115,7 @@ class RowNorm(Layer, abstract=True):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _LastAxesNorm(RowNorm, abstract=True):
-    """Over the axes from `axis` on, together; weights have their sizes."""
+    """Over the axes from `axis` on, jointly; weights have their sizes."""
 
     axis: int = -1
     eps: float = 1e-5
@@ -129,7 +129,7 @@ class _LastAxesNorm(RowNorm, abstract=True):
 
 
 class LayerNorm(_LastAxesNorm):
-    """Over the axes from `axis` on, together; weight and bias have their sizes."""
+    """Over the axes from `axis` on, jointly; weight and bias have their sizes."""
 
 
 class RMSNorm(_LastAxesNorm):
@@ -141,9 +141,9 @@ class RMSNorm(_LastAxesNorm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GroupNorm(RowNorm):
-    """Over all pixels of as many neighbouring channels as make `groups` of them; (B, C, ...), weight and bias (C,).
+    """Over all pixels of C / groups consecutive channels; (B, C, ...), weight and bias (C,).
 
-    An instance norm is one with a group for each channel.
+    With one group per channel it is an instance norm.
     """
 
     groups: int

@@ -1,4 +1,4 @@
-"""ToPixels: numbers between -1 and 1 as bytes."""
+"""ToPixels: values between -1 and 1 as bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from onchip.network.types import TensorType
 
 
 class ToPixels(Layer):
-    """uint8((x + 1) / 2 * 255), cut to 0..255, digits behind the point dropped; a NaN is 0."""
+    """uint8((x + 1) / 2 * 255), clipped to 0..255 and truncated; NaN becomes 0."""
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         need_float(inputs[0])

@@ -1,4 +1,4 @@
-"""Pools: the largest or the mean of every window; and of whole axes."""
+"""Pools: the max or the mean of each window; and reductions over whole axes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onchip.network.types import TensorType
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Pool(Layer, abstract=True):
-    """kernel, stride and pads as a convolution's; stride () is the kernel's own."""
+    """kernel, stride and pads as in a convolution; stride () means the kernel's size."""
 
     rank: ClassVar[int]
     kernel: tuple[int, ...]
@@ -34,7 +34,7 @@ class _Pool(Layer, abstract=True):
                 got, expected = str(getattr(self, name)), f"{length * self.rank} numbers"
                 raise ShapeError(f"bad {name}", got=got, expected=expected)
         if any(pad >= size for pad, size in zip(self.pads, self.kernel * 2, strict=True)):
-            # Such a window would hold nothing at all, and the largest of nothing is no number.
+            # A window could lie entirely in the padding, and its max would not be a number.
             raise ShapeError("pads as large as the window", got=f"{self.pads}", expected=f"less than {self.kernel}")
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
@@ -47,12 +47,12 @@ class _Pool(Layer, abstract=True):
 
 
 class _MaxPool(_Pool, abstract=True):
-    """The largest number of each window; what the pads add counts as -infinity."""
+    """The largest value of each window; padding counts as -infinity."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _AvgPool(_Pool, abstract=True):
-    """The mean of each window; zeros of the pads are counted in if count_pads."""
+    """The mean of each window; padding zeros count if count_pads."""
 
     count_pads: bool = False
 
@@ -75,7 +75,7 @@ class AvgPool2d(_AvgPool):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Global(Layer, abstract=True):
-    """Over whole axes of a row; they vanish, or stay with size 1 if `keep`."""
+    """Over whole axes of a row; they are removed, or kept with size 1 if `keep`."""
 
     axes: tuple[int, ...] = (-1,)
     keep: bool = False
@@ -99,7 +99,7 @@ class _Global(Layer, abstract=True):
 
 
 class GlobalMax(_Global):
-    """The largest number along axes."""
+    """The largest value along axes."""
 
 
 class GlobalMean(_Global):
@@ -107,7 +107,7 @@ class GlobalMean(_Global):
 
 
 class GlobalMin(_Global):
-    """The smallest number along axes."""
+    """The smallest value along axes."""
 
 
 class GlobalSum(_Global):
@@ -115,7 +115,7 @@ class GlobalSum(_Global):
 
 
 class GlobalNorm(_Global):
-    """The Euclidean norm along axes: the root of the sum of squares."""
+    """The Euclidean norm along axes: the square root of the sum of squares."""
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 2 * inputs[0].row_size
@@ -123,12 +123,11 @@ class GlobalNorm(_Global):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SequenceMax(Layer):
-    """The largest over time of sequences of different lengths: x (B, C, P), lengths (B,) -> (B, C).
+    """The max over time of sequences of different lengths: x (B, C, P), lengths (B,) -> (B, C).
 
-    y[c] = max of x[c, p] over all p with p * stride + window <= length, and 0 where there is none: a feature that a
-    sequence is too short for is not there. Behind a Conv1d of K taps these are the windows that lie within the
-    sequence if window = K less the pads in front, and stride its stride. A length past the end means all of x,
-    one below 0 none of it.
+    y[c] = max of x[c, p] over all p with p * stride + window <= length, and 0 if there is none (the sequence is too
+    short for the feature). After a Conv1d of K taps these are the windows inside the sequence if window = K minus the
+    pads before, and stride its stride. A length past the end means all of x, one below 0 none of it.
     """
 
     window: int = 1

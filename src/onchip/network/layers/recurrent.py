@@ -1,7 +1,7 @@
-"""Recurrent layers: a step after the other along a sequence, each with what the step before has left.
+"""Recurrent layers: sequential steps along a sequence, each from the state of the previous one.
 
-What a step is given by its input, the product of x with the input weights, does not wait for the step before: it is a
-Linear over all steps in front of the layer. So a layer here has the weights of its state alone.
+The product of x with the input weights does not depend on the state: it is a Linear over all steps before the layer. So
+a layer here has only the recurrent weights.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ Direction = Literal["forward", "reverse", "bidirectional"]
 class Recurrent(Layer, abstract=True):
     """x (B, ..., S, D * G * H), recurrence (D, G * H, H) -> (B, ..., S, D * H), or (B, ..., D * H) of the last step.
 
-    x holds for every step, direction and gate what its input gives to the gate, bias included; D is 2 if both
-    directions are walked, G the gates of a step, H its units. Axes between the batch and the steps are more sequences.
-    A second value (B, ..., D, H) is the state before the first step, which is 0 without one. The last step of a
-    direction is the one that it comes to last.
+    x holds the input contribution to each gate, bias included, per step, direction and gate. D is 2 for bidirectional
+    layers, G the gates per step, H the hidden units. Axes between the batch and the steps are more sequences. A second
+    value (B, ..., D, H) is the initial state, 0 if absent. The last step of a direction is the last one it processes.
     """
 
     direction: Direction = "forward"
     output: Literal["sequence", "last"] = "sequence"
     gates: ClassVar[int]
-    states: ClassVar[int] = 1  # that a step hands to the next
-    flop_unit: ClassVar[int]  # of a unit and a step, beside its products
+    states: ClassVar[int] = 1  # that a step passes to the next
+    flop_unit: ClassVar[int]  # per unit and step, besides the matrix products
     required: ClassVar[tuple[str, ...]] = ("recurrence",)
     arity: ClassVar[int | None] = None
 
@@ -110,7 +109,7 @@ class GRU(Recurrent):
 class LSTM(Recurrent):
     """Gates i, o, f, g in this order: c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c), each of x + R h.
 
-    A third value is the cell c before the first step. The output "cell" is c behind the last one.
+    A third value is the initial cell state c. The output "cell" is c after the last step.
     """
 
     output: Literal["sequence", "last", "cell"] = "sequence"  # type: ignore[assignment]  # one more than others have

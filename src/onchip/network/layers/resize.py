@@ -1,4 +1,4 @@
-"""Rows resized along their axes: the nearest number, or a mean of the two that lie around a place."""
+"""Rows resized along their axes: nearest neighbour, or linear interpolation."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from onchip.network.types import TensorType
 Coordinates = Literal["half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners", "asymmetric"]
 Rounding = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 
-MOST_RESIZED = 3  # axes of a LinearResize, from the first to the last
+MOST_RESIZED = 3  # span of axes that a LinearResize changes, from the first to the last
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NearestResize(Selection):
-    """Each number of y is the one of x that lies nearest to its own place.
+    """Each element of y is the element of x nearest to its position.
 
     sizes        of a row of y
-    scales       how many numbers of y there are for one of x, along every axis; often sizes by those of x, not always
-    coordinates  where a number of y lies in x, by ONNX's names
-    rounding     which is near
+    scales       elements of y per element of x, per axis; usually y's sizes over x's, but not always
+    coordinates  the map from positions in y to positions in x, by ONNX's names
+    rounding     how a position becomes an index
     """
 
     sizes: tuple[int, ...]
@@ -58,7 +58,7 @@ class NearestResize(Selection):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Taps:
-    """Along one axis, number i of y is x[low[i]] (1 - share[i]) + x[high[i]] share[i]."""
+    """Along one axis, y[i] = x[low[i]] (1 - share[i]) + x[high[i]] share[i]."""
 
     low: Array  # int64
     high: Array
@@ -67,9 +67,9 @@ class Taps:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearResize(Layer):
-    """Each number of y lies between two of x along every axis, and is their mean, weighted by how near they are.
+    """Linear interpolation along every axis.
 
-    sizes, scales, coordinates  as of a NearestResize
+    sizes, scales, coordinates  as for NearestResize
     """
 
     sizes: tuple[int, ...]
@@ -80,7 +80,7 @@ class LinearResize(Layer):
         _check(self)
 
     def taps(self, row_shape: tuple[int, ...]) -> tuple[Taps | None, ...]:
-        """For every axis of a row; None: as it is."""
+        """Per axis of a row; None: unchanged."""
         found: list[Taps | None] = []
         for n, size, scale in zip(row_shape, self.sizes, self.scales, strict=True):
             at = places_in(n, size, scale, self.coordinates)
@@ -103,7 +103,7 @@ class LinearResize(Layer):
         return TensorType((x.shape[0], *self.sizes), x.dtype)
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
-        """Axis by axis."""
+        """Counts one axis after another."""
         flop, sizes = 0, list(inputs[0].row_shape)
         for axis, size in enumerate(self.sizes):
             is_changed, sizes[axis] = sizes[axis] != size, size
@@ -122,11 +122,11 @@ def _check(layer: NearestResize | LinearResize) -> None:
 
 
 def places_in(n: int, size: int, scale: float, coordinates: str) -> Array:
-    """Where the `size` numbers of y lie among the n of x, along one axis (float64)."""
+    """The positions of the `size` elements of y among the n of x, along one axis (float64)."""
     i = np.arange(size)
     if coordinates == "align_corners":
         return i * (n - 1) / max(1, size - 1)
-    # By the sizes where they say the same: a product and a division, exact where the result is whole.
+    # From the sizes if they imply the scale: one multiply and one divide, exact if the result is whole.
     above, below = (n, size) if scale == size / n else (1, scale)
     if coordinates == "asymmetric":
         return i * above / below

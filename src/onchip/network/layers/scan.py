@@ -1,4 +1,4 @@
-"""CumSum: running sums along an axis of a row."""
+"""CumSum: prefix sums along an axis of a row."""
 
 from __future__ import annotations
 

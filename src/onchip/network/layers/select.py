@@ -1,9 +1,9 @@
-"""Layers that only choose: every number of y is a number of x, or one number that stands for none.
+"""Layers that only select: every element of y is an element of x, or a fill value.
 
     y[i, j, ...] = x[places_0[i], places_1[j], ...]
 
-Each axis of a row has places of its own, so a layer here is a dataclass that says them; what they mean for an array is
-said once, for all of them, in the reference and by each device's kernel.
+Each axis of a row has its own indices, so a layer here is a dataclass that returns them. The reference and each
+device's kernel implement them once, for all of these layers.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from onchip.network.layers.base import Layer, Types, WeightTypes, as_sizes, row_
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
-MOST_INDICES = 1 << 16  # of a Gather: they are attributes, which plans and files carry along
+MOST_INDICES = 1 << 16  # of a Gather: they are attributes, stored in plans and files
 PadMode = Literal["constant", "reflect", "edge", "wrap"]
 
 
 class Selection(Layer, abstract=True):
     @property
     def fill(self) -> float:
-        """What stands where no number of x does."""
+        """The value where y has no element of x."""
         return 0.0
 
     @abc.abstractmethod
     def sizes_of(self, row_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """A row's shape of y; ShapeError where x does not fit. It makes no places: those may be many."""
+        """The shape of a row of y; ShapeError if x does not fit. Computes no indices: there may be many."""
 
     @abc.abstractmethod
     def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
-        """Of every axis of a row: where along it numbers of y come from (int64), -1: nowhere; None: all as they lie."""
+        """Per axis of a row: the source index of each element of y (int64), -1: none; None: the identity."""
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,) = inputs
@@ -117,11 +117,11 @@ class Gather(Selection):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pad(Selection):
-    """Numbers before and after each axis of a row; those below 0 are cut off instead.
+    """Elements added before and after each axis of a row; negative pads crop.
 
     pads  before every axis, then after every axis
-    mode  constant: `value`; reflect: as in a mirror that stands on the last number; edge: the last number again;
-          wrap: from the other end on
+    mode  constant: `value`; reflect: mirrored at the last element, which is not repeated; edge: the last element
+          repeated; wrap: from the other end
     """
 
     pads: tuple[int, ...]
@@ -165,7 +165,7 @@ class Pad(Selection):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tile(Selection):
-    """A row several times, one behind the other, along every axis."""
+    """A row repeated along every axis."""
 
     repeats: tuple[int, ...]
 

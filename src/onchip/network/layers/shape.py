@@ -1,4 +1,4 @@
-"""Layers that compute nothing: they pass a row on, give it another shape, or move its numbers."""
+"""Layers that compute nothing: identity, reshape and permute."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Identity(Layer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dropout(Identity):
-    """y = x: at inference nothing is dropped, nor is it in training today."""
+    """y = x: nothing is dropped at inference, nor in training today."""
 
     p: float = 0.5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reshape(Layer):
-    """Give each row another shape; one -1 stands for whatever is left. Flatten is Reshape((-1,))."""
+    """Change the shape of each row; one -1 is inferred. Flatten is Reshape((-1,))."""
 
     row_shape: tuple[int, ...] = (-1,)
 
@@ -62,7 +62,7 @@ class Reshape(Layer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Permute(Layer):
-    """Axis i of y is axis axes[i] of x; axes count the batch, which stays in front: (0, 2, 1)."""
+    """Axis i of y is axis axes[i] of x; axes include the batch, which stays first: (0, 2, 1)."""
 
     axes: tuple[int, ...]
 

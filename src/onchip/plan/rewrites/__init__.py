@@ -1,9 +1,9 @@
-"""Algebra that can be done once: each rewrite is a pure function Network -> Network.
+"""Graph rewrites: each is a pure function Network -> Network.
 
-A rewrite derives weights only as recipes, so planning costs nothing however large the network is. Most of them make
-every device's work less and are always done; those in PRICED are work once for less work a row, or for other work, so
-the planner prices the network with each and without. `narrow_values` comes last of all: it alone changes what numbers
-are rounded to, and only where the job's precision asks for it.
+A rewrite derives weights only as recipes, so planning is cheap however large the network is. Most rewrites reduce work
+on every device and always apply. Those in PRICED trade work once for less work per row, or change the kind of work, so
+the planner estimates the network with and without each. `narrow_values` comes last: it alone changes how values are
+rounded, and only if the job's precision requests it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "rewrite", "sink_moves", "split_phases", "trim_convs",
 ]  # fmt: skip
 
-# In this order, round after round; the name is what a user says to leave one out, "" is for those that nobody would.
+# Applied in this order, repeatedly. The name is what a user passes to leave one out; "" cannot be left out.
 REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
     ("", drop_unread),
     ("", drop_idle),
@@ -49,17 +49,17 @@ REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
     ("phases", split_phases),
     ("early", activate_phases),
 )
-# In the order in which they are priced: "early" is of use to phases alone. "tables": the fold of an Embedding. "last":
-# a product's image with channels last, which undoes what absorb_permutes does, and so comes when that is done.
-# "beside": Linears of one value in one, which is cut apart again.
+# In the order of estimation: "early" helps only with phases. "tables": folding an Embedding. "last": a gemm's image
+# in NHWC, which undoes absorb_permutes and so comes after it. "beside": Linears that read one value, merged and then
+# sliced.
 PRICED = ("early", "tables", "merge", "windows", "phases", "last", "beside")
 
 
 def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[str, ...]]:
-    """Apply every rewrite but those left out until none finds anything to do; also says what was done, a line each.
+    """Apply every rewrite except those in `without` until none applies; also returns what was done, one line each.
 
-    One may make room for another: a Permute that was absorbed no longer keeps two Linears apart. It ends, since each
-    takes away layers, Permutes or transposed convolutions and brings none of these that another takes away.
+    One may enable another: an absorbed Permute no longer separates two Linears. It terminates, since each rewrite
+    removes layers, Permutes or transposed convolutions and adds none that another removes.
     """
     net, told = _rewrite_until_done(net, without)
     if "last" not in without:
@@ -71,7 +71,7 @@ def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[s
     if "beside" not in without:
         net, lines = merge_beside(net)
         told += lines
-        if lines:  # what two layers read has one reader now
+        if lines:  # values with two readers may now have one
             net, more = _rewrite_until_done(net, without)
             told += more
     return sink_moves(net)[0], tuple(told)

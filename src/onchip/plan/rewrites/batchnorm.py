@@ -1,4 +1,4 @@
-"""Batch normalisation folded into the product before it, or into the one behind it."""
+"""Batch normalisation folded into the Linear or convolution before or after it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from onchip.plan.rewrites.edit import Draft, Moves, Told, moves_as_data, moves_b
 
 def fold_batchnorm(net: Network) -> Told:
     """product(W, b) -> BatchNorm   becomes   product(W s, b s + t);
-    BatchNorm -> product(W, b)   becomes   product(W s, b + W t),   where no pad would see the missing t.
+    BatchNorm -> product(W, b)   becomes   product(W s, b + W t),   if no padding is involved (it would lack t).
 
-    s = weight / sqrt(var + eps) and t = bias - mean s are a BatchNorm's factor and shift of a channel. A product is a
-    Linear or a convolution (a transposed one only in front). Reshapes and Permutes may stand between a Linear and the
-    BatchNorm. New weights are taken in float64 and rounded once.
+    s = weight / sqrt(var + eps) and t = bias - mean s are a BatchNorm's scale and shift per channel. A product is a
+    Linear or a convolution (a transposed one only before the norm). Reshapes and Permutes may stand between a Linear
+    and the BatchNorm. New weights are computed in float64 and rounded once.
     """
     draft = Draft(net)
     told = []
     norms = [node.name for node in net.nodes if isinstance(node.layer, BatchNorm1d | BatchNorm2d)]
-    # Into what stands before them from the front, then into what stands behind from the back: so rows of norms vanish.
+    # First into the product before, front to back, then into the product after, back to front: consecutive norms
+    # vanish.
     for find, behind in ((moves_before, False), (moves_behind, True)):
         for name in reversed(norms) if behind else norms:
             if name not in draft.nodes:
@@ -41,7 +42,7 @@ def fold_batchnorm(net: Network) -> Told:
 
 
 def _takes(draft: Draft, product: Node, moves: list[Node], behind: bool) -> bool:
-    """Whether a product can take over the norm before it, or the one behind it."""
+    """Whether the norm before (`behind`) or after a product can be folded into it."""
     layer = product.layer
     if isinstance(layer, Linear):
         return len(draft.types[product.name].shape) == 2
@@ -75,7 +76,7 @@ def _fold(draft: Draft, norm: Node, product: Node, moves: list[Node], behind: bo
     draft.bypass(norm.name)
 
 
-# A norm's channels as numbers of a Linear's row: the norm's row shape, the moves between them, on which side it stands.
+# A norm's channels as elements of a Linear's row: the norm's row shape, the moves between, and `behind`.
 Channels = tuple[tuple[int, ...], Moves, bool]
 
 
@@ -84,12 +85,12 @@ def _channels(types: Mapping[str, TensorType], norm: Node, moves: list[Node], be
 
 
 def _channel_of_each(channels: Channels) -> Array:
-    """The norm's channel that each number of a Linear's row belongs to."""
+    """The norm's channel of each element of a Linear's row."""
     row_shape, moves, behind = channels
     channel = np.arange(math.prod(row_shape)) // math.prod(row_shape[1:])
     if not moves:
         return channel
-    places = origin(moves)  # behind the norm, moves lead from its row to the Linear's; before it, the other way
+    places = origin(moves)  # after the norm, moves lead from its row to the Linear's; before it, the other way
     found: Array = channel[places if behind else np.argsort(places)]
     return found
 
@@ -97,7 +98,7 @@ def _channel_of_each(channels: Channels) -> Array:
 def _factors(
     given: Sequence[Array], roles: tuple[str, ...], eps: float, channels: Channels | None
 ) -> tuple[Array, Array]:
-    """s and t of every channel of the product."""
+    """s and t per channel of the product."""
     s, t = factor_and_shift(dict(zip(roles, given, strict=True)), eps)
     if channels is None:
         return s, t
@@ -125,7 +126,7 @@ def normed_bias(
 
 
 def _scaled(W: Array, s: Array, groups: int, along: int) -> Array:
-    """W in float64, each number times the s of its channel; channels lie along axis 0 or 1, group after group."""
+    """W in float64, each element times the s of its channel; channels are on axis 0 or 1, group by group."""
     grouped = W.astype(np.float64).reshape(groups, len(W) // groups, W.shape[1], -1)
     scaled: Array = grouped * s.reshape((groups, 1, -1, 1) if along else (groups, -1, 1, 1))
     return scaled.reshape(W.shape)

@@ -1,4 +1,4 @@
-"""Linears that read the same value, side by side in one."""
+"""Linears that read the same value, merged into one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from onchip.plan.rewrites.edit import Draft, Told
 def merge_beside(net: Network) -> Told:
     """x -> Linear A,  x -> Linear B   becomes   x -> Linear AB -> Slice A,  AB -> Slice B.
 
-    One product with more columns, one pass over x. The Slices cost, but where who reads them takes them along, as
-    attention does with its queries, keys and values.
+    One gemm with more columns, one pass over x. The Slices cost a pass, unless their reader fuses them, as attention
+    does with queries, keys and values.
     """
     draft = Draft(net)
     told = []
@@ -30,7 +30,7 @@ def merge_beside(net: Network) -> Told:
 
 
 def _merge(draft: Draft, alike: list[Node]) -> None:
-    """A Linear in front of the first of them, and a Slice of it in the place of each."""
+    """Put the merged Linear before the first of them, and replace each by a Slice of it."""
     weights = [node.weights["weight"] for node in alike]
     widths = [draft.weights[name].shape[0] for name in weights]
     biases = [node.weights.get("bias") for node in alike]

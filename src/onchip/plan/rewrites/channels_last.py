@@ -1,4 +1,4 @@
-"""A product that makes an image: its numbers in the order in which convolutions read them."""
+"""A Linear that computes an image: its output in NHWC, the order in which convolutions read it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def make_channels_last(net: Network) -> Told:
     """Linear -> activations, Reshape to (C, H, W) -> Conv   becomes
     Linear with its rows in the order of (H, W, C) -> activations -> Reshape to (H, W, C) -> Permute -> Conv.
 
-    Where the convolution reads channels last, that Permute is a view, and else it is a pass over memory.
+    If the convolution reads NHWC, the Permute is a view; else it is a pass over memory.
     """
     draft = Draft(net)
     told = []
@@ -29,7 +29,7 @@ def make_channels_last(net: Network) -> Told:
 
 
 def _run_to_image(draft: Draft, linear: Node) -> list[Node]:
-    """The Reshapes and activations between a Linear and a convolution that reads its numbers as an image, or none."""
+    """The Reshapes and activations between a Linear and a convolution that reads its output as an image, or none."""
     run: list[Node] = []
     while True:
         last = run[-1] if run else linear

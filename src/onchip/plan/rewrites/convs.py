@@ -1,4 +1,4 @@
-"""Convolutions that read the same value, side by side in one."""
+"""Convolutions that read the same value, merged into one."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from onchip.plan.rewrites.edit import Draft, Told
 def merge_convs(net: Network) -> Told:
     """x -> conv A -> f,  x -> conv B -> f,  Concat(A, B)   becomes   x -> conv AB -> f,  Concat(AB).
 
-    For convolutions of one geometry whose values stand next to each other in a Concat of channels, each behind the same
-    layers f that keep channels apart: one product with more columns, one pass over x.
+    For convolutions of one geometry whose values are adjacent in a Concat of channels, each followed by the same
+    channel-wise layers f: one gemm with more columns, one pass over x.
     """
     draft = Draft(net)
     told = []
@@ -51,9 +51,9 @@ def merge_convs(net: Network) -> Told:
 
 
 def _path(draft: Draft, value: str) -> list[Node]:
-    """The convolution that a value comes from and the layers on the way, if they keep channels apart; else nothing.
+    """The convolution that a value comes from and the layers between, if these are channel-wise; else [].
 
-    Nobody else reads anything on the way.
+    Every value on the path has one reader.
     """
     path: list[Node] = []
     while True:
@@ -76,7 +76,7 @@ def _keeps_channels(draft: Draft, node: Node) -> bool:
 
 
 def _what(draft: Draft, path: list[Node]) -> object:
-    """What two paths must have in common to be merged; None for a path that never is."""
+    """The key that paths must share to be merged; None for a path that cannot be."""
     if not path or conv_groups(path[0].layer) > 1:
         return None
     conv = path[0]
@@ -87,7 +87,7 @@ def _what(draft: Draft, path: list[Node]) -> object:
 
 
 def _merge(draft: Draft, paths: tuple[list[Node], ...]) -> None:
-    """All of the paths become the first, with the channels of each, one after the other."""
+    """Merge the paths into the first one, their channels concatenated."""
     convs = [path[0] for path in paths]
     weights = [conv.weights["weight"] for conv in convs]
     counts = [draft.weights[name].shape[0] for name in weights]
@@ -112,6 +112,6 @@ def concatenated(*weights: Array) -> Array:
 
 @recipe_op
 def concatenated_biases(*biases: Array, missing: tuple[int, ...]) -> Array:
-    """Biases one after the other; where there is none, as many zeros as `missing` says."""
+    """Concatenated biases; `missing` has the number of zeros for each absent one, 0 for those present."""
     given, dtype = iter(biases), biases[0].dtype
     return np.concatenate([np.zeros(count, dtype) if count else next(given) for count in missing])

@@ -1,4 +1,4 @@
-"""Layers that do nothing here: those that nobody reads, and those that hand on what they get."""
+"""Removal of layers that have no effect: unused ones, and identities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onchip.plan.rewrites.edit import Draft, Told
 
 
 def drop_unread(net: Network) -> Told:
-    """A layer whose value nobody reads and that is no output   becomes   nothing."""
+    """A layer whose value is unused and is no output   becomes   nothing."""
     needed = set(net.outputs)
     kept = []
     for node in reversed(net.nodes):
@@ -26,7 +26,7 @@ def drop_unread(net: Network) -> Told:
 def drop_idle(net: Network) -> Told:
     """x -> Identity, Dropout, a layer that changes nothing here, a Concat of one -> f   becomes   x -> f.
 
-    One that is an output gives its name to the layer before it, and stays where there is none to take it.
+    If it is an output, the layer before it takes its name; it stays if there is none that can.
     """
     draft = Draft(net)
     told = []
@@ -37,7 +37,7 @@ def drop_idle(net: Network) -> Told:
 
 
 def drop_stretches(net: Network) -> Told:
-    """x -> Tile -> Add, Mul, .. with another value   becomes   x -> Add, Mul, ..: sizes of 1 stretch there anyway."""
+    """x -> Tile -> Add, Mul, .. with another value   becomes   x -> Add, Mul, ..: these broadcast sizes of 1 anyway."""
     draft = Draft(net)
     told = []
     for tile in net.nodes:

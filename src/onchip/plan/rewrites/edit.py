@@ -1,4 +1,4 @@
-"""What the rewrites share: a draft of the network to work on, and where moved numbers come from."""
+"""Shared by the rewrites: an editable draft of a network, and the index maps of Reshapes and Permutes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from onchip.network.names import free_name
 from onchip.network.recipe import Array, Attribute, Recipe, Weight
 from onchip.network.types import DTYPE_BYTES, TensorType
 
-Told = tuple[Network, list[str]]  # a rewritten network, and what was done, a line each
+Told = tuple[Network, list[str]]  # a rewritten network, and what was done, one line each
 
 
 class Draft:
-    """A network while it is rewritten: who makes and who reads a value is known at once, and nodes change one by one.
+    """A network under rewriting, with constant-time lookup of producers and readers and edits node by node.
 
-    A value keeps its type, so `types` are those of the network that it began as. `done` checks the whole, once.
+    A value keeps its type, so `types` are those of the original network. `done` validates the whole, once.
     """
 
     def __init__(self, net: Network) -> None:
@@ -30,13 +30,13 @@ class Draft:
         self._net = net
         self._outputs = list(net.outputs)
         self._taken = {*net.types, *net.weights}
-        self._readers: dict[str, list[str]] = {}  # of each value: a node stands there once for every time it reads it
-        self._ahead: dict[str, list[str]] = {}  # new nodes by the node that they stand in front of
-        self._renamed: dict[str, str] = {}  # nodes that will have the name of an output
+        self._readers: dict[str, list[str]] = {}  # per value: a node is listed once per read
+        self._ahead: dict[str, list[str]] = {}  # new nodes, by the node that they precede
+        self._renamed: dict[str, str] = {}  # nodes that will take the name of an output
         for node in net.nodes:
             self._note(node)
 
-    # -- asking --------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------
 
     def sole_reader(self, value: str) -> Node | None:
         """The only node that reads a value, if it reads it once and the value is no output."""
@@ -44,17 +44,17 @@ class Draft:
         return self.nodes[readers[0]] if len(readers) == 1 and value not in self._outputs else None
 
     def readers(self, value: str) -> list[Node]:
-        """The nodes that read a value, one as often as it does."""
+        """The nodes that read a value, each as often as it reads it."""
         return [self.nodes[name] for name in self._readers.get(value, ())]
 
     def dtype(self, weight: str) -> str:
         found = self.weights[weight]
         return found.dtype if isinstance(found, Recipe) else found.dtype.name
 
-    # -- changing ------------------------------------------------------------------------------------------
+    # -- edits ---------------------------------------------------------------------------------------------
 
     def put(self, *nodes: Node) -> None:
-        """Exchange the node that has the last one's name; the others, which are new, come right before it."""
+        """Replace the node that has the last one's name; insert the others, which are new, right before it."""
         *ahead, last = nodes
         self._forget(self.nodes[last.name])
         self._ahead[last.name] = [*self._ahead.get(last.name, []), *(node.name for node in ahead)]
@@ -63,14 +63,14 @@ class Draft:
             self._note(node)
 
     def drop(self, node: Node) -> None:
-        """Take out a node that nobody reads any more, or nobody will."""
+        """Remove a node that is, or will be, unused."""
         self._forget(self.nodes.pop(node.name))
 
     def bypass(self, name: str) -> bool:
-        """Take out a node of one input and let its readers read what it read.
+        """Remove a node of one input and connect its readers to its input.
 
-        An output keeps its name: what stood before takes it over. Where that is an input or another output it cannot,
-        the node stays, and the answer is no.
+        An output keeps its name: the node before takes it. If that is an input or another output it cannot, so the node
+        stays and the result is False.
         """
         (source,) = self.nodes[name].inputs
         if name in self._outputs:
@@ -86,7 +86,7 @@ class Draft:
         return True
 
     def fresh(self, wanted: str) -> str:
-        """A name for a new weight or value that nothing has yet."""
+        """An unused name for a new weight or value."""
         name = free_name(wanted, self._taken)
         self._taken.add(name)
         return name
@@ -95,11 +95,11 @@ class Draft:
         self, wanted: str, op: Callable[..., Array], sources: Sequence[str], shape: Sequence[int], flop: int = 0,
         **attributes: Attribute,
     ) -> str:  # fmt: skip
-        """Add a weight that an engine will make of others, and say its name. It has the dtype of the first of them.
+        """Add a weight that an engine computes from others, and return its name. Its dtype is that of the first source.
 
-        op  a recipe_op, which gets the sources and the attributes
+        op  a recipe_op, called with the sources and the attributes
 
-        What is computed (flop) is float32 at least: rounded to half precision once more, it would not be as exact.
+        With flop > 0 the dtype is at least float32: one more rounding to half precision would cost accuracy.
         """
         dtype = self.dtype(sources[0])
         if flop and DTYPE_BYTES[dtype] < DTYPE_BYTES["float32"]:
@@ -110,14 +110,14 @@ class Draft:
         return name
 
     def done(self, told: list[str]) -> Told:
-        """The network that came out; the one that went in if nothing was done."""
+        """The rewritten network; the original if nothing was done."""
         if not told:
             return self._net, []
         names = (name for node in self._net.nodes for name in (*self._ahead.get(node.name, ()), node.name))
         nodes = [self._with_final_names(self.nodes[name]) for name in names if name in self.nodes]
         return self._net.replace(nodes=nodes, weights=self.weights), told
 
-    # -- keeping the books ---------------------------------------------------------------------------------
+    # -- bookkeeping ---------------------------------------------------------------------------------------
 
     def _note(self, node: Node) -> None:
         for value in node.inputs:
@@ -136,7 +136,7 @@ class Draft:
 
 
 def moves_before(draft: Draft, node: Node) -> tuple[Node | None, list[Node]]:
-    """The node whose numbers `node` alone reads, through the moves in between, first to last; None for an input."""
+    """The node that `node` reads as its only reader, through the moves between, first to last; None for an input."""
     moves: list[Node] = []
     source = _made_for(draft, node)
     while source is not None and isinstance(source.layer, Reshape | Permute):
@@ -146,7 +146,7 @@ def moves_before(draft: Draft, node: Node) -> tuple[Node | None, list[Node]]:
 
 
 def moves_behind(draft: Draft, node: Node) -> tuple[Node | None, list[Node]]:
-    """The node that alone reads the numbers of `node`, through the moves in between, first to last."""
+    """The only reader of `node`, through the moves between, first to last."""
     moves: list[Node] = []
     reader = draft.sole_reader(node.name)
     while reader is not None and isinstance(reader.layer, Reshape | Permute):
@@ -156,7 +156,7 @@ def moves_behind(draft: Draft, node: Node) -> tuple[Node | None, list[Node]]:
 
 
 def _made_for(draft: Draft, node: Node) -> Node | None:
-    """Who makes what `node` reads, if nobody else reads it."""
+    """The producer of the input of `node`, if `node` is the only reader."""
     value = node.inputs[0]
     return draft.nodes.get(value) if draft.sole_reader(value) else None
 
@@ -176,7 +176,7 @@ def moves_as_data(types: Mapping[str, TensorType], moves: Sequence[Node]) -> Mov
 
 
 def origin(moves: Moves) -> Array:
-    """For every number of a flat row behind the moves: its place in the flat row before them."""
+    """For each element of a flat row after the moves: its index in the flat row before them."""
     places = np.arange(math.prod(moves[0][1]))
     for kind, numbers in moves:
         places = places.reshape(numbers) if kind == "reshape" else places.transpose(numbers)

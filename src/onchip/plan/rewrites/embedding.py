@@ -1,4 +1,4 @@
-"""An Embedding folded into the layer that reads it: a gather and a sum instead of a product."""
+"""An Embedding folded into the layer that reads it: a gather and a sum instead of a gemm."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from onchip.plan.rewrites.edit import Draft, Told
 def fold_embeddings(net: Network) -> Told:
     """ids -> Embedding -> Permute -> Conv1d(W)   becomes   ids -> TokenConv(T)   with T[v, k] = W[:, :, k] emb[v].
 
-    Embedding and convolution are both linear in the token, so what tap k makes of token v can be looked up. A Linear
-    over the embedding is such a convolution of one tap, and a Linear over the flattened (S, E) one of S taps.
+    Embedding and convolution are both linear in the token, so the product of tap k and token v can be looked up. A
+    Linear over the embedding is a convolution of one tap, and a Linear over the flattened (S, E) one of S taps.
     """
     draft = Draft(net)
     told = []
@@ -29,7 +29,7 @@ def fold_embeddings(net: Network) -> Told:
 
 
 def _embedding_of(draft: Draft, node: Node) -> Node | None:
-    """The Embedding that can be folded into a node, if it reads one."""
+    """The Embedding that a node reads and that can be folded into it, if any."""
     layer, source = node.layer, draft.nodes.get(node.inputs[0])
     if source is None:
         return None
@@ -44,13 +44,13 @@ def _embedding_of(draft: Draft, node: Node) -> Node | None:
         emb = draft.nodes.get(source.inputs[0])
     if emb is None or not isinstance(emb.layer, Embedding) or len(draft.types[emb.name].shape) != 3:
         return None
-    # A TokenConv's value has the dtype of its tables; in half precision they would not be as exact as the network.
+    # A TokenConv's value has the dtype of its tables; half-precision tables would be less exact than the network.
     dtypes = {draft.dtype(one.weights["weight"]) for one in (emb, node)}
     return emb if dtypes in ({"float32"}, {"float64"}) else None
 
 
 def _fold(draft: Draft, emb: Node, node: Node) -> tuple[int, int, int]:
-    """Put a TokenConv in the place of a node; the shape of its tables."""
+    """Replace a node by a TokenConv; returns the shape of its tables."""
     layer, table, w = node.layer, emb.weights["weight"], node.weights["weight"]
     (V, E), C_out = draft.weights[table].shape, draft.weights[w].shape[0]
     S = draft.types[emb.name].row_shape[0]
@@ -61,7 +61,7 @@ def _fold(draft: Draft, emb: Node, node: Node) -> tuple[int, int, int]:
     roles = {**node.weights, "weight": tables}
     if isinstance(layer, Conv1d):
         draft.put(Node(node.name, TokenConv(layer.stride[0], layer.pads), emb.inputs, roles))
-    else:  # the TokenConv makes (B, C_out, 1) of flattened tokens, else (B, C_out, S)
+    else:  # the TokenConv computes (B, C_out, 1) from flattened tokens, else (B, C_out, S)
         part = Node(draft.fresh(f"{node.name}.tokens"), TokenConv(), emb.inputs, roles)
         shaped = Reshape((C_out,)) if is_flat else Permute((0, 2, 1))
         draft.put(part, Node(node.name, shaped, (part.name,)))

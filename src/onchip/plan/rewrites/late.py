@@ -1,4 +1,4 @@
-"""The order of nodes: what only moves numbers stands right before who reads it."""
+"""Node order: data movement stands right before its reader."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from onchip.plan.rewrites.edit import Told
 def sink_moves(net: Network) -> Told:
     """move a, product b, reader of a   becomes   product b, move a, reader of a.
 
-    A kernel takes a run of neighbours: so heads of attention are cut out, and rows looked up, where they are read.
+    A kernel claims consecutive nodes, so this lets it fuse the slices of attention heads, or the lookup of rows.
     """
     waiting = {node.name: node for node in net.nodes if isinstance(node.layer, Reshape | Permute | Slice | Embedding)}
     order: list[Node] = []
     kept = deque(node for node in net.nodes if node.name not in waiting)
     while kept or waiting:
-        # What nobody reads comes last.
+        # Unused nodes come last.
         first = kept.popleft() if kept else waiting.pop(next(iter(waiting)))
-        path = [(first, iter(first.inputs))]  # a node, and what it reads that was not looked at
+        path = [(first, iter(first.inputs))]  # a node, and its inputs that are not yet visited
         while path:
             ahead = next((value for value in path[-1][1] if value in waiting), None)
             if ahead is None:

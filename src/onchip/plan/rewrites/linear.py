@@ -1,4 +1,4 @@
-"""Products next to each other, and moves next to a product: done once, in the weights."""
+"""Adjacent Linears merged, and Reshapes and Permutes absorbed into a Linear: done once, in the weights."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from onchip.network.layers import Linear, Permute, Reshape
 from onchip.network.recipe import SLICE_ROWS, Array, recipe_op, sliced_op
 from onchip.plan.rewrites.edit import Draft, Moves, Told, moves_as_data, moves_before, moves_behind, origin
 
-# Of a merged sum. Where D_mid sums are added up, their rounding errors average out; in one sum they do not. With
-# positive weights and biases 8,192 terms had 15 times the naive error, 1.3 of what is allowed; 4,096 terms 0.7 of it.
+# K limit of a merged Linear. Over D_mid separate sums the rounding errors average out; in one sum they do not. With
+# positive weights and biases, K = 8,192 had 15 times the naive error, 1.3 of the tolerance; K = 4,096 had 0.7 of it.
 MOST_TERMS = 4096
 
 
 def merge_linears(net: Network) -> Told:
     """Linear(W1, b1) -> Linear(W2, b2)   becomes   Linear(W2 W1, W2 b1 + b2), where that is less work.
 
-    Only where nothing stands between them, nobody else reads the first, the product has fewer numbers
-    than its factors (a bottleneck stays), and its sums have at most MOST_TERMS terms. New weights are taken in float64
-    and rounded once.
+    Only if they are adjacent, the first has no other reader, the merged weight has fewer elements than its factors (a
+    bottleneck stays), and its K is at most MOST_TERMS. New weights are computed in float64 and rounded once.
     """
     draft = Draft(net)
     told = []
     for name in tuple(draft.nodes):
-        # What was merged may merge again with what stands before it, so all pairs that could merge have when this ends.
+        # A merged Linear may merge again with the one before it, so no mergeable pair is left at the end.
         while (first := _first_of_pair(draft, draft.nodes[name])) is not None:
             second = draft.nodes[name]
             D_mid, D_in = draft.weights[first.weights["weight"]].shape
@@ -37,7 +36,7 @@ def merge_linears(net: Network) -> Told:
 
 
 def _first_of_pair(draft: Draft, second: Node) -> Node | None:
-    """The Linear whose product with this Linear is less work than both and as exact, if nobody else reads it."""
+    """The Linear before this one, if merging them is less work, as exact, and it has no other reader."""
     first = draft.nodes.get(second.inputs[0])
     if not isinstance(second.layer, Linear) or first is None or not isinstance(first.layer, Linear):
         return None
@@ -82,10 +81,10 @@ def merged_bias(W2: Array, b1: Array, *b2: Array) -> Array:
 
 
 def absorb_permutes(net: Network) -> Told:
-    """Linear -> moves   becomes   Linear with its rows in the order of the moved numbers -> one Reshape;
+    """Linear -> moves   becomes   Linear with its rows in the moved order -> one Reshape;
     moves -> Linear   becomes   one Reshape -> Linear with its columns in that order.
 
-    Moves are Reshapes and Permutes; a Permute is among them, and nobody else reads what is between.
+    Moves are Reshapes and Permutes, at least one a Permute. The values between have no other reader.
     """
     draft = Draft(net)
     told = []

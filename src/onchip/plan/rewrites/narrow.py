@@ -1,4 +1,4 @@
-"""Values between layers in 16 bits, for a job that multiplies in 16 bits."""
+"""16-bit values between layers, for a job that multiplies in 16 bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from onchip.network.types import TensorType
 from onchip.plan.rewrites.drop import drop_idle, drop_unread
 from onchip.plan.rewrites.edit import Told
 
-# Their values have the dtype of a weight, or their weights that of the values.
+# The dtype of their values depends on a weight, or that of a weight on their values.
 _TYPED_BY_WEIGHT = (Embedding, TokenConv, Broadcast, MatMul)
 _PRODUCTS = (Linear, MatMul, Convolution, TransposedConvolution, TokenConv)
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # by a job's precision
@@ -36,10 +36,10 @@ _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # by a job's precision
 def narrow_values(net: Network, precision: str) -> Told:
     """x -> f -> g -> y in float32   becomes   x -> Cast(dtype) -> f -> g -> Cast(float32) -> y.
 
-    Layers compute and add up in float32 all the same: a kernel rounds what it writes, and what products read they would
-    round themselves. Half as many bytes go between kernels. Which of an input's numbers is the largest is asked of the
-    input as it came: rounded, two may be alike. Nothing changes in a network that has float64 anywhere, or no product:
-    a precision is of products; or that makes ids of floats, of which 16 bits hold a few hundred.
+    Layers still compute and accumulate in float32: a kernel rounds what it writes, and gemms would round their operands
+    anyway. This halves the bytes between kernels. ArgMax and the like read an input unrounded: rounding may create
+    ties. Nothing changes in a network with float64, without gemms (precision applies to gemms), or that casts floats to
+    ids, of which 16 bits hold a few hundred.
     """
     kinds = {given.dtype for given in net.types.values()}
     has_products = any(isinstance(node.layer, _PRODUCTS) for node in net.nodes)

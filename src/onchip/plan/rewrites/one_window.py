@@ -1,4 +1,4 @@
-"""A convolution that has no choice of places: a product."""
+"""A convolution with a single window position: a Linear."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def multiply_windows(net: Network) -> Told:
     """Conv whose only window is all of x   becomes   Reshape -> Linear -> Reshape;
     ConvTranspose of x with one pixel   becomes   the same, all of y from that pixel.
 
-    Only where every pixel has a tap: a zero for a tap that is not there would be work, and a NaN where it meets an
-    infinity.
+    Only if every pixel has a tap: a zero for a missing tap would be extra work, and NaN against an infinity.
     """
     draft = Draft(net)
     told = []
@@ -30,7 +29,7 @@ def multiply_windows(net: Network) -> Told:
             continue
         source, _ = moves_before(draft, node)
         if source is not None and isinstance(source.layer, Embedding):
-            continue  # tables of its taps can be looked up
+            continue  # its taps can become lookup tables
         x, y = (draft.types[value].row_shape for value in (node.inputs[0], node.name))
         is_transposed = isinstance(layer, TransposedConvolution)
         one, many = (x, y) if is_transposed else (y, x)
@@ -61,7 +60,7 @@ def multiply_windows(net: Network) -> Told:
 
 @recipe_op
 def matrix_of_window(W: Array, sides: Sizes, before: Sizes, dilation: Sizes) -> Array:
-    """(N, C, taps...) -> (N, C * pixels), of the window at x's beginning, less its pads."""
+    """(N, C, taps...) -> (N, C * pixels), of the window at the start of x, without the padding."""
     N, C, *kernel = W.shape
     made = np.zeros((N, C, math.prod(sides)), W.dtype)
     taps, pixels = _taps_inside(tuple(kernel), sides, before, dilation)
@@ -71,7 +70,7 @@ def matrix_of_window(W: Array, sides: Sizes, before: Sizes, dilation: Sizes) -> 
 
 @recipe_op
 def matrix_of_pixel(W: Array, sides: Sizes, before: Sizes, dilation: Sizes) -> Array:
-    """(C, N, taps...) -> (N * pixels, C): what y has of x's only pixel."""
+    """(C, N, taps...) -> (N * pixels, C): the contribution of x's only pixel to y."""
     C, N, *kernel = W.shape
     made = np.zeros((N, math.prod(sides), C), W.dtype)
     taps, pixels = _taps_inside(tuple(kernel), sides, before, dilation)
@@ -86,7 +85,7 @@ def bias_of_pixels(bias: Array, sides: Sizes) -> Array:
 
 
 def _taps_inside(kernel: Sizes, sides: Sizes, before: Sizes, dilation: Sizes) -> tuple[list[int], list[int]]:
-    """Taps of a window that begins `before` ahead of an image, and the pixels where they are; those that are in it."""
+    """The taps of a window that starts `before` pixels ahead of an image and fall inside it, and their pixels."""
     taps, pixels = list[int](), list[int]()
     for number, tap in enumerate(np.ndindex(*kernel)):
         pixel = tuple(k * d - b for k, d, b in zip(tap, dilation, before, strict=True))

@@ -1,4 +1,4 @@
-"""A transposed convolution as plain convolutions, one for each phase of its stride."""
+"""A transposed convolution as plain convolutions, one per phase of its stride."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from onchip.plan.rewrites.edit import Draft, Told
 def split_phases(net: Network) -> Told:
     """ConvTranspose(stride s)   becomes   s x s convolutions without a stride, and Interleave.
 
-    Along an axis, output p + s q is reached from input i by tap k = p + s q + before - s i. So the outputs of one phase
-    p use every s-th tap, from k0 = (p + before) mod s on: a convolution of J taps (turned round) over x itself, with no
-    zero inserted anywhere. Stride 1 has one phase and needs no Interleave. A layer with dilation, with a phase that has
-    no tap, or with one that begins or ends inside the input (large pads and a small kernel) is left as it is.
+    Along an axis, output p + s q gets input i through tap k = p + s q + before - s i. So the outputs of one phase p use
+    every s-th tap, from k0 = (p + before) mod s on: a convolution of J taps (reversed) over x itself, without inserted
+    zeros. Stride 1 has one phase and needs no Interleave. A layer is left as it is if it has dilation, a phase without
+    taps, or a phase that begins or ends inside the input (large pads and a small kernel).
     """
     draft = Draft(net)
     told = []
@@ -33,7 +33,8 @@ def split_phases(net: Network) -> Told:
 def activate_phases(net: Network) -> Told:
     """activation(Interleave(a, b, ...))   becomes   Interleave(activation(a), activation(b), ...).
 
-    There, whatever makes a phase may take the activation along; but what took all of it along before may not.
+    This lets the kernel of each phase fuse the activation; a kernel that fused the whole layer and activation no longer
+    can.
     """
     draft = Draft(net)
     told = []
@@ -50,20 +51,20 @@ def activate_phases(net: Network) -> Told:
 
 
 def _phases(draft: Draft, node: Node) -> list[Node]:
-    """The nodes that stand in for a transposed convolution; none if it stays."""
+    """The nodes that replace a transposed convolution; none if it stays."""
     layer, w = node.layer, node.weights["weight"]
     assert isinstance(layer, ConvTranspose1d | ConvTranspose2d)
     C_in, C_group, *kernel = draft.weights[w].shape
     if any(d != 1 for d in layer.dilation) or any(s > k for s, k in zip(layer.stride, kernel, strict=True)):
-        return []  # with a stride past the kernel, some phase has no tap
+        return []  # if the stride exceeds the kernel, some phase has no tap
     sizes_in, sizes_out = (draft.types[value].row_shape[1:] for value in (node.inputs[0], node.name))
     weave = Interleave(layer.stride)
-    cuts = []  # of each phase: itself along every axis, and what its convolution pads after each
+    cuts = []  # per phase: its PhaseAlong per axis, and its convolution's padding after each axis
     for phase in weave.phases():
         axes = zip(phase, layer.stride, layer.pads[: layer.rank], kernel, sizes_out, strict=True)
         cut = [phase_along(*axis) for axis in axes]
-        # So that places = n_in + before + after - (taps - 1). Below 0 there is no such convolution: it begins or ends
-        # inside the input, or has no output.
+        # Such that places = n_in + before + after - (taps - 1). Below 0 there is no such convolution: it begins or
+        # ends inside the input, or has no output.
         after = [
             along.places - n_in - along.before + along.taps - 1 if along.places else -1
             for along, n_in in zip(cut, sizes_in, strict=True)
@@ -90,16 +91,16 @@ def _phases(draft: Draft, node: Node) -> list[Node]:
 
 @dataclass(frozen=True)
 class PhaseAlong:
-    """Of a transposed convolution's outputs along an axis, those with the same taps: p, p + s, p + 2s, ..."""
+    """The outputs of a transposed convolution along an axis that share the same taps: p, p + s, p + 2s, ..."""
 
-    first: int  # tap; the others come every s
+    first: int  # tap; the others follow every s
     taps: int
-    before: int  # how many pixels before q its window begins, for output p + s q; below 0: behind
-    places: int  # how many there are of them
+    before: int  # pixels between the window's start and q, for output p + s q; below 0: the window starts after q
+    places: int  # the number of outputs
 
 
 def phase_along(p: int, s: int, pad: int, K: int, n_out: int) -> PhaseAlong:
-    """Phase p of stride s, with `pad` numbers cut off in front, K taps and n_out outputs."""
+    """Phase p of stride s, with `pad` elements cropped at the start, K taps and n_out outputs."""
     first, shift = (p + pad) % s, (p + pad) // s
     taps = len(range(first, K, s))
     return PhaseAlong(first, taps, taps - 1 - shift, len(range(p, n_out, s)))
@@ -107,7 +108,7 @@ def phase_along(p: int, s: int, pad: int, K: int, n_out: int) -> PhaseAlong:
 
 @recipe_op
 def taps_of_phase(W: Array, firsts: tuple[int, ...], stride: tuple[int, ...], groups: int) -> Array:
-    """(C_in, C_out / groups, taps...) -> (C_out, C_in / groups, every s-th tap, last to first)."""
+    """(C_in, C_out / groups, taps...) -> (C_out, C_in / groups, every s-th tap, reversed)."""
     every = (slice(None), slice(None), *(slice(first, None, s) for first, s in zip(firsts, stride, strict=True)))
     turned = np.flip(W[every], tuple(range(2, W.ndim)))
     C_in, C_group, *taps = turned.shape

@@ -1,4 +1,4 @@
-"""A product and a sum with constants behind a norm of rows: its weight and its bias."""
+"""A multiply and an add with constants after a row norm: its weight and its bias."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from onchip.plan.rewrites.edit import Draft, Told
 def fold_scales(net: Network) -> Told:
     """norm -> Mul(constant)   becomes   norm(weight);   norm(weight) -> Add(constant)   becomes   norm(weight, bias).
 
-    Exporters write a GroupNorm as that of (B, groups, numbers), whose scales come behind a Reshape to (B, C, H, W): the
-    norm then goes behind it, too.
+    Exporters write a GroupNorm as one of (B, groups, size), whose scale follows a Reshape to (B, C, H, W): the norm
+    then moves after the Reshape.
     """
     draft = Draft(net)
     told = []
@@ -32,7 +32,7 @@ def fold_scales(net: Network) -> Told:
 
 
 def _scaled(draft: Draft, norm: Node) -> Node | None:
-    """The norm in the place of what scales it; None if nothing does that it could take over."""
+    """Replace the layer that scales a norm by the norm with that weight; None if there is no such layer."""
     layer = norm.layer
     assert isinstance(layer, RowNorm)
     behind = reader = draft.sole_reader(norm.name)

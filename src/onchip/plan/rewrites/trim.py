@@ -1,4 +1,4 @@
-"""Convolutions that make no more than is kept of them."""
+"""Convolutions that compute only the pixels that are kept."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from onchip.plan.rewrites.edit import Draft, Told
 
 
 def trim_convs(net: Network) -> Told:
-    """Conv -> Slice of neighbouring pixels   becomes   Conv with fewer pads, where pads are what is cut off:
-    as of a causal convolution, which is padded on both sides and loses its end.
+    """Conv -> Slice of adjacent pixels   becomes   Conv with less padding, if the Slice removes what the padding adds:
+    as in a causal convolution, which is padded on both sides and cropped at the end.
     """
     if not any(isinstance(node.layer, Slice) for node in net.nodes):
         return net, []
@@ -32,7 +32,7 @@ def trim_convs(net: Network) -> Told:
 
 
 def _pads(draft: Draft, conv: Node, kept: Slice) -> Sequence[int] | None:
-    """The pads with which the convolution makes what is kept alone; None where there are none."""
+    """The padding with which the convolution computes only the kept pixels; None if there is none."""
     assert isinstance(conv.layer, Convolution)
     rank, (stride, pads, dilation) = conv.layer.rank, geometry(conv.layer)
     kernel = draft.weights[conv.weights["weight"]].shape[2:]
@@ -44,7 +44,7 @@ def _pads(draft: Draft, conv: Node, kept: Slice) -> Sequence[int] | None:
         first = pads[axis] - kept.starts[axis + 1] * stride[axis]
         last = (kept.sizes[axis + 1] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1 - x[axis + 1] - first
         if kept.sizes[axis + 1] == y[axis + 1]:  # all of them
-            last = pads[rank + axis]  # with numbers behind the last window, which no pad changes
+            last = pads[rank + axis]  # includes elements after the last window, which no padding changes
         if not kept.sizes[axis + 1] or first < 0 or not 0 <= last <= pads[rank + axis]:
             return None
         before.append(first)

@@ -1,7 +1,7 @@
-"""Arrays that lie on the GPU: torch, CuPy, JAX, or any with `__cuda_array_interface__` or `__dlpack__`.
+"""Arrays on the GPU: torch, CuPy, JAX, or any with `__cuda_array_interface__` or `__dlpack__`.
 
-Nothing here imports their libraries: who hands over a torch tensor has torch loaded. Every kind answers two questions:
-where its arrays lie and on which stream their owner works (`describe`), and how to make one (`empty`).
+Nothing here imports these libraries: a caller with a torch tensor has loaded torch. An adapter describes an array and
+its owner's stream (`stream`, `describe`) and allocates new ones (`empty`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onchip.runtime.arrays.overlap import is_apart
 from onchip.runtime.cuda.gpu import Buffer, Event, Gpu
 from onchip.runtime.io.host_rows import HostRowsError
 
-LEGACY_STREAM = 1  # CUDA's default stream, which waits for all others that are not declared independent of it
+LEGACY_STREAM = 1  # CUDA's legacy default stream, which synchronises with all blocking streams
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +36,11 @@ class ArrayView:
 
     pointer: int
     shape: tuple[int, ...]
-    dtype: str  # a name of DTYPE_BYTES, or what else its library calls it
+    dtype: str  # a name in DTYPE_BYTES, or the library's own name
     is_row_major: bool
     device_index: int
     is_writable: bool = True
-    owner: object = None  # what keeps the memory, where the array alone does not
+    owner: object = None  # keeps the memory alive, if the array alone does not
 
     @property
     def nbytes(self) -> int:
@@ -56,11 +56,11 @@ class ArrayView:
 @dataclass(frozen=True, eq=False)
 class Scratch:
     pointer: int
-    owner: object  # what keeps the memory
+    owner: object  # keeps the memory alive
 
 
 class ArrayAdapter(abc.ABC):
-    """A library's arrays."""
+    """The arrays of one library."""
 
     name = ""
 
@@ -73,34 +73,34 @@ class ArrayAdapter(abc.ABC):
 
     @abc.abstractmethod
     def stream(self, x: Any) -> int:
-        """The stream for work on x: the caller's, where the kind knows it."""
+        """The stream for work on x: the caller's, if the library exposes it."""
 
     @abc.abstractmethod
     def describe(self, x: Any, stream: int) -> ArrayView:
-        """Where x lies; what is put on the stream from now on comes after what made x."""
+        """The memory of x; work enqueued on the stream from now on runs after the work that computes x."""
 
     def empty(self, given: TensorType, B: int, stream: int) -> Any:
         """An array for B rows of results."""
         return DeviceArray(self._gpu, given, B, stream)
 
     def scratch(self, nbytes: int, stream: int) -> Scratch | None:
-        """Memory for work on the stream; it may be let go when the work is on its way. None where none is wanted."""
+        """Memory for work on the stream; it may be released once the work is enqueued. None for 0 bytes."""
         if not nbytes:
             return None
         buffer = self._gpu.allocate(nbytes, stream)
         return Scratch(buffer.pointer, buffer)
 
     def hand_out(self, made: Any) -> Any:
-        """What the caller gets of an array that `empty` made, when its values are on the way."""
+        """What the caller receives for an array from `empty`, once the work that fills it is enqueued."""
         return made
 
     def launched(self, owners: list[object], is_out_given: bool) -> None:
-        """Told when the work is on the stream. Where the array's owner works on that stream there is nothing to do."""
+        """Called when the work is on the stream. Nothing to do if the array's owner uses the same stream."""
         return
 
 
 def kind_of(x: Any, gpu: Gpu) -> ArrayAdapter | None:
-    """The kind that an array is of; None for what is no array of a GPU."""
+    """The adapter for an array; None if it is no GPU array."""
     root, torch = type(x).__module__.partition(".")[0], sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return Torch(gpu)
@@ -115,7 +115,7 @@ def kind_of(x: Any, gpu: Gpu) -> ArrayAdapter | None:
     return None
 
 
-# -- libraries that tell their stream --------------------------------------------------------------------------
+# -- libraries that expose their stream ------------------------------------------------------------------------
 
 
 class Torch(ArrayAdapter):
@@ -125,12 +125,12 @@ class Torch(ArrayAdapter):
         super().__init__(gpu)
         self.torch: Any = sys.modules["torch"]
         lean, cuda = self.torch._C, self.torch.cuda
-        raw = getattr(lean, "_cuda_getCurrentRawStream", None)  # a tenth of what a Stream object costs
+        raw = getattr(lean, "_cuda_getCurrentRawStream", None)  # a tenth of the cost of a Stream object
         self.raw_stream: Callable[[int], int] = raw or (lambda i: int(cuda.current_stream(i).cuda_stream))
         is_capturing = getattr(lean, "_cuda_isCurrentStreamCapturing", None) or cuda.is_current_stream_capturing
         current = getattr(lean, "_cuda_getDevice", None) or cuda.current_device
-        # Whether a graph must not be launched on the current stream: it records, or it is not our GPU's. A kernel
-        # in another GPU's context is refused; a graph would run, in the order of that GPU's stream.
+        # Whether the current stream cannot take a graph launch: it is capturing, or belongs to another GPU. The driver
+        # refuses a kernel in another GPU's context, but would run a graph, in the order of that GPU's stream.
         self.refuses_graphs: Callable[[], bool] = is_capturing
         if cuda.device_count() > 1:
             self.refuses_graphs = lambda: current() != gpu.index or is_capturing()
@@ -153,7 +153,7 @@ class Torch(ArrayAdapter):
             raise _not_here(self.name, str(x.device), self._gpu, "x.cuda()", kind)
 
     def scratch(self, nbytes: int, stream: int) -> Scratch | None:
-        # torch's own pool knows which of its memory a graph keeps.
+        # torch's own allocator tracks the memory that a captured graph uses.
         if not nbytes:
             return None
         made = self.torch.empty(nbytes, dtype=self.torch.uint8, device=f"cuda:{self._gpu.index}")
@@ -203,7 +203,7 @@ class CudaArrays(ArrayAdapter):
         strides = facts.get("strides")
         row_major = strides is None or _is_row_major(shape, [s // dtype.itemsize for s in strides])
         pointer, read_only = facts["data"]
-        # The interface does not name the device; a pointer does.
+        # The interface does not include the device; the pointer identifies it.
         index = self._gpu.index_of(pointer) if pointer else self._gpu.index
         return ArrayView(pointer or 0, shape, name, row_major, index, not read_only)
 
@@ -211,17 +211,17 @@ class CudaArrays(ArrayAdapter):
         return int(x.__cuda_array_interface__.get("stream") or LEGACY_STREAM)
 
 
-# -- libraries that do not -------------------------------------------------------------------------------------
+# -- libraries that do not expose their stream ----------------------------------------------------------------
 
 
 class DlpackArrays(ArrayAdapter):
     """Anything with `__dlpack__`. Results are DeviceArrays.
 
-    The work goes on the GPU's own stream, which waits for the array's owner; that is what DLPack offers. The other way
-    round the owner waits only for what it takes through DLPack: an `out` of its own is waited for here.
+    The work runs on the GPU's own stream, which waits for the array's owner, as DLPack provides. In the other direction
+    the owner only waits for arrays that it imports through DLPack, so a call with `out` synchronises here.
     """
 
-    # Of all kinds: a kind may be gone before the work that it started.
+    # Shared by all adapters: the work may outlive its adapter.
     _in_use: ClassVar[deque[tuple[Event, list[object]]]] = deque()
     _using: ClassVar[threading.Lock] = threading.Lock()
 
@@ -229,7 +229,7 @@ class DlpackArrays(ArrayAdapter):
         super().__init__(gpu)
         self._type = of
         self.name = f"a {of.__name__}"
-        # At the end of Python, before what the array's library, which is here by now, does then.
+        # Re-registered, so that it runs at exit before the handlers of the array's library, which is loaded by now.
         atexit.unregister(DlpackArrays.let_go)
         atexit.register(DlpackArrays.let_go)
 
@@ -252,10 +252,10 @@ class DlpackArrays(ArrayAdapter):
         if is_out_given:
             self._gpu.synchronise()
             return
-        # The owner may use the memory again as soon as we let go of it: not before the kernel is done.
+        # The owner may reuse the memory as soon as the reference is dropped: keep it until the kernel is done.
         event = self._gpu.event()
         event.record()
-        done = []  # let go of behind the lock: who owns the memory may do anything then
+        done = []  # dropped outside the lock: the owner's destructor may run any code
         with self._using:
             while self._in_use and self._in_use[0][0].is_done:
                 done.append(self._in_use.popleft())
@@ -263,17 +263,17 @@ class DlpackArrays(ArrayAdapter):
 
     @staticmethod
     def let_go() -> None:
-        """Wait for all work and let go of its arrays."""
+        """Wait for all work and release its arrays."""
         with DlpackArrays._using:
             done = list(DlpackArrays._in_use)
             DlpackArrays._in_use.clear()
         for event, _ in done:
-            with contextlib.suppress(DeviceError):  # the caller was told
+            with contextlib.suppress(DeviceError):  # the caller already got this error
                 event.wait()
 
 
 class Jax(DlpackArrays):
-    """JAX's arrays: they cannot be written to, so there is no `out`. Results are JAX arrays."""
+    """JAX arrays are immutable, so there is no `out`. Results are JAX arrays."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.jax: Any = sys.modules["jax"]
@@ -284,21 +284,21 @@ class Jax(DlpackArrays):
         return replace(super().describe(x, stream), is_writable=isinstance(x, DeviceArray))
 
     def hand_out(self, made: Any) -> Any:
-        return importlib.import_module("jax.dlpack").from_dlpack(made)  # `import jax` alone may not have loaded it
+        return importlib.import_module("jax.dlpack").from_dlpack(made)  # `import jax` alone may not load it
 
 
 class DeviceArray:
-    """A result on the GPU, for any library that takes `__dlpack__` or `__cuda_array_interface__`."""
+    """A result on the GPU, for any library that accepts `__dlpack__` or `__cuda_array_interface__`."""
 
     def __init__(self, gpu: Gpu, given: TensorType, B: int, stream: int) -> None:
         self.shape, self.dtype = (B, *given.row_shape), given.dtype
-        self.stream = stream  # that its values are made on
+        self.stream = stream  # the stream that computes its values
         self._gpu = gpu
         with gpu:
             if gpu.is_capturing(stream):
                 what = "no result can be made while a graph is captured"
                 raise InputError(what, expected="an array for it", hint="engine(x, out=y)")
-        # Not of the pool: who reads it, and on which stream, is not ours to know, so to give it back must wait for all.
+        # Not from the pool: the readers and their streams are unknown, so freeing it must wait for the whole GPU.
         self._buffer: Buffer = gpu.reserve(given.row_bytes * B, given.row_bytes)
 
     @property
@@ -314,7 +314,7 @@ class DeviceArray:
     def __dlpack__(
         self, *, stream: int | None = None, max_version: object = None, dl_device: object = None, copy: object = None
     ) -> Any:
-        """A capsule; the stream, by default CUDA's legacy one, waits for the values. -1: nobody waits."""
+        """A capsule; `stream`, by default CUDA's legacy one, waits for the values. -1: no synchronisation."""
         if stream != -1:
             with self._gpu:
                 made = self._gpu.event()
@@ -333,7 +333,7 @@ class DeviceArray:
 
 
 def _is_row_major(shape: tuple[int, ...], strides: Any) -> bool:
-    """Whether elements follow each other in memory, the last axis fastest; strides in elements."""
+    """Whether the elements are contiguous, last axis fastest; strides in elements."""
     if 0 in shape:
         return True
     step = 1

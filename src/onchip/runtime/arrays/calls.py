@@ -1,4 +1,4 @@
-"""An engine called with arrays that lie on its GPU: checked, launched on the caller's stream, and nothing else."""
+"""Calls of an engine with arrays on its GPU: check them and launch on the caller's stream."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from onchip.runtime.cuda.bound_plan import MOST_CALLS, MOST_GRAPHS, BoundPlan, B
 from onchip.runtime.cuda.launches import Graph
 from onchip.runtime.cuda.plan_graph import PlanGraph
 
-ALIGN_BYTES = 16  # what every kernel may count on
+ALIGN_BYTES = 16  # the alignment that every kernel may assume
 
 Run = Callable[[Sequence[Any], Any], Any]  # run(rows, out) -> results
 
 
 def device_run(x: Any, bound: BoundPlan) -> Run | None:
-    """How to run a network on arrays of x's type; None where x is no array of a GPU."""
+    """A function that runs a network on arrays of x's type; None if x is no GPU array."""
     kind = kind_of(x, bound.gpu)
     if kind is None:
         return None
@@ -31,7 +31,7 @@ def device_run(x: Any, bound: BoundPlan) -> Run | None:
 
 
 class DeviceCalls:
-    """Arrays of any kind, networks of any number of inputs and outputs."""
+    """Arrays of any kind, networks with any number of inputs and outputs."""
 
     def __init__(self, kind: ArrayAdapter, bound: BoundPlan) -> None:
         self._kind, self._bound = kind, bound
@@ -73,7 +73,7 @@ class DeviceCalls:
             raise InputError("arrays of different kinds", got=got, expected=self._kind.name, hint=hint)
 
     def _check(self, placed: ArrayView, given: TensorType, what: str) -> ArrayView:
-        """The array, if it is rows of this type on this GPU."""
+        """The array, if it holds rows of this type on this GPU."""
         here = self._bound.gpu.index
         if placed.device_index != here:
             got, hint = f"cuda:{placed.device_index}", f"onchip.compile(net, device='cuda:{placed.device_index}')"
@@ -119,11 +119,11 @@ class DeviceCalls:
     def _run(self, inputs: Mapping[str, ArrayView], outputs: Sequence[ArrayView], B: int, stream: int) -> None:
         bound = self._bound
         gpu = bound.gpu
-        targets: dict[str, ArrayView] = {}  # where each value is made
+        targets: dict[str, ArrayView] = {}  # where each value is computed
         for (name, _), placed in zip(self._outputs, outputs, strict=True):
             if name not in inputs:
                 targets.setdefault(name, placed)
-        # Kernels read 16 bytes at a time. A slice that begins between is copied once, to or from memory that does not.
+        # Kernels read 16 bytes at a time. An unaligned slice is copied once, to or from aligned memory.
         aligned = {
             name: gpu.allocate(placed.nbytes, stream, bound.row_bytes)
             for name, placed in (*inputs.items(), *targets.items())
@@ -137,25 +137,25 @@ class DeviceCalls:
         for (name, _), placed in zip(self._outputs, outputs, strict=True):
             source = inputs.get(name) or targets[name]
             pointer = aligned[name].pointer if name in aligned else source.pointer
-            if pointer != placed.pointer:  # it was made elsewhere, is an input handed on, or is asked for twice
+            if pointer != placed.pointer:  # computed elsewhere, an input that is also an output, or a repeated output
                 gpu.copy(placed.pointer, pointer, placed.nbytes, stream)
 
 
 # -- torch, one input, one output ------------------------------------------------------------------------------
 
 
-Key = tuple[int, int, int]  # where x and y lie, and the stream
+Key = tuple[int, int, int]  # addresses of x and y, and the stream
 
 
 class _Known(threading.local):
-    """What this thread has launched: x's shape -> (y's shape, graphs by the places of x and y, the launch)."""
+    """This thread's launches: x's shape -> (y's shape, graphs by the addresses of x and y, the launch)."""
 
     def __init__(self) -> None:
         self.shapes: dict[Any, tuple[tuple[int, ...], dict[Key, Graph], _OneLaunch | _Launches]] = {}
 
 
 class _OneLaunch:
-    """The launch for B rows, and graphs of it: to launch a graph takes a quarter less than to launch a kernel."""
+    """The launch for B rows and its graphs: launching a graph takes a quarter less time than launching a kernel."""
 
     def __init__(self, bound: BoundPlan, refuses_graphs: Callable[[], bool], rows: BoundRows, B: int) -> None:
         self.graphs: dict[Key, Graph] = {}
@@ -163,12 +163,12 @@ class _OneLaunch:
         (launches,) = (launches for _, launches in rows.steps)
         assert launches.pointers is not None
         self._pointers, (self._call,) = launches.pointers, launches.calls
-        self._by_places: dict[tuple[int, int], Graph] = {}  # it may run on any stream
+        self._by_places: dict[tuple[int, int], Graph] = {}  # a graph may run on any stream
         self._last = (0, 0)
 
     def __call__(self, key: Key) -> bool:
-        """Launch with x and y at these places; False if they cannot lie there. The second time in a row, and from then
-        on, it is a graph; what has one already does not come here."""
+        """Launch with x and y at these addresses; False if they are misaligned or overlap. A pair of addresses that
+        comes twice in a row gets a graph; calls that have one do not come here."""
         x_at, y_at, stream = key
         if not self._fits(x_at, y_at):
             return False
@@ -183,7 +183,7 @@ class _OneLaunch:
                 self._forget(next(iter(self._by_places)))  # the oldest
             self._by_places[places] = self._bound.graph(self._B, self._fits.named(x_at, y_at), stream).graph
         if len(self.graphs) >= 4 * MOST_GRAPHS:
-            self.graphs.clear()  # there are many streams: what comes again is found by its places
+            self.graphs.clear()  # many streams: entries that come again are rebuilt from _by_places
         self.graphs[key] = self._by_places[places]
         self.graphs[key].launch(stream)
         return True
@@ -195,7 +195,7 @@ class _OneLaunch:
 
 
 class _Launches:
-    """Several launches for B rows: a graph a stream, which is told where x and y lie when they have moved."""
+    """Several launches for B rows: one graph per stream, updated when x or y has moved."""
 
     def __init__(self, bound: BoundPlan, refuses_graphs: Callable[[], bool], rows: BoundRows, B: int) -> None:
         self.graphs: dict[Key, Graph] = {}
@@ -231,7 +231,7 @@ class _Launches:
 
 
 class _Fits:
-    """Where B rows of x and y may lie."""
+    """Alignment and overlap checks for B rows of x and y."""
 
     def __init__(self, bound: BoundPlan, B: int) -> None:
         net = bound.plan.network
@@ -246,10 +246,10 @@ class _Fits:
 
 
 def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
-    """The leanest way from a torch tensor to a launch: a look-up, what must be asked of two tensors, and the launch.
+    """The fast path from a torch tensor to a launch: a lookup, the checks on two tensors, and the launch.
 
-    What looks unusual in any way goes the long way, which says what is wrong. A closure: a name in it costs less than
-    an attribute, and all of this takes about as long as the launch itself.
+    Anything unusual takes the long way, which reports what is wrong. A closure: a closed-over name is cheaper than an
+    attribute, and all of this takes about as long as the launch itself.
     """
     net, known, tensor, empty = bound.plan.network, _Known(), kind.torch.Tensor, kind.torch.empty
     index, stream, refuses_graphs = bound.gpu.index, kind.raw_stream, kind.refuses_graphs
@@ -266,7 +266,7 @@ def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
         if out is None:
             try:
                 out = empty(y_shape, dtype=y_dtype, device=device)
-            except Exception:  # no memory, or a torch that sees no GPU: the long way says what is wrong
+            except Exception:  # no memory, or a torch that sees no GPU: the long way reports it
                 return long_way(rows, None)
         elif not isinstance(out, tensor):
             return long_way(rows, out)
@@ -278,7 +278,7 @@ def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
             return long_way(rows, out)
         on = stream(index)
         key = (x.data_ptr(), out.data_ptr(), on)
-        graph = graphs.get(key)  # where there is one, x and y are aligned and do not overlap
+        graph = graphs.get(key)  # a cached graph implies that x and y are aligned and do not overlap
         if graph is not None and not refuses_graphs():
             graph.launch(on)
         elif not launch(key):
@@ -286,7 +286,7 @@ def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
         return out
 
     def learn(rows: Sequence[Any]) -> None:
-        """Write the launch for this shape down, if it is one."""
+        """Prepare the launch for this shape, if it is one call."""
         shape = rows[0].shape
         if len(rows) != 1 or len(shape) < 1 or tuple(shape[1:]) != net.input.row_shape or not shape[0]:
             return
@@ -295,7 +295,7 @@ def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
         B = int(shape[0])
         bound_rows = bound.bind(B)
         if bound_rows.arena_bytes > bound.most_arena_bytes:
-            return  # it goes in chunks
+            return  # it runs in chunks
         is_one = len(bound_rows.steps) == 1 and bound_rows.steps[0][1].pointers is not None
         launch = (_OneLaunch if is_one else _Launches)(bound, refuses_graphs, bound_rows, B)
         known.shapes[shape] = ((B, *net.output.row_shape), launch.graphs, launch)

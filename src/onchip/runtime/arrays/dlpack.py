@@ -1,4 +1,4 @@
-"""DLPack: arrays of one library handed to another without a copy. Only what a GPU's arrays need of it."""
+"""DLPack: exchange arrays between libraries without a copy. Only the subset that GPU arrays need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onchip.errors import InputError
 
 CUDA, CUDA_MANAGED = 2, 13  # device types
 
-_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}  # type codes; with the bits they name a dtype
+_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}  # type codes; code and bits name a dtype
 _NAMES = {"bfloat16": "bfloat16", "bool8": "bool"}
 
 
@@ -35,25 +35,25 @@ class _Versioned(ctypes.Structure):  # DLManagedTensorVersioned
     )  # fmt: skip
 
 
-_python = ctypes.PyDLL(None)  # its own handle: argument types that are set here are nobody else's
+_python = ctypes.PyDLL(None)  # a separate handle, so that argument types set here affect no other module
 _is_valid, _get_pointer, _new = _python.PyCapsule_IsValid, _python.PyCapsule_GetPointer, _python.PyCapsule_New
 _is_valid.argtypes, _is_valid.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
 _get_pointer.argtypes, _get_pointer.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
-# The same two for a capsule that is being destroyed: by its address, since it must not be referred to any more.
+# The same two for a capsule that is being destroyed: by address, since a new reference is not allowed.
 _is_valid_at, _get_pointer_at = _python["PyCapsule_IsValid"], _python["PyCapsule_GetPointer"]
 _is_valid_at.argtypes, _is_valid_at.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_int
 _get_pointer_at.argtypes, _get_pointer_at.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_void_p
 _new.argtypes, _new.restype = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p), ctypes.py_object
 
-_nothing = ctypes.CDLL(None).getpid  # a function of C that leaves alone whatever it is called with
+_nothing = ctypes.CDLL(None).getpid  # a C function that ignores its arguments
 
-# What was handed out and not given back: address of the managed tensor -> it, its sizes and who owns the memory.
+# Exported and not yet released: address of the managed tensor -> the tensor, its sizes, the owner of the memory.
 _lent: dict[int, tuple[_Managed, Any, Any]] = {}
 
 
 @dataclass(frozen=True)
 class Described:
-    """What a capsule says; the memory is there as long as the capsule is."""
+    """The contents of a capsule; the memory is valid as long as the capsule is."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ class Described:
 
 
 def describe(capsule: Any) -> Described:
-    """Look into a capsule of `__dlpack__`. It is not consumed: keep it while the memory is used."""
+    """Read a capsule of `__dlpack__` without consuming it: keep it while the memory is used."""
     read_only = False
     if _is_valid(capsule, b"dltensor"):
         tensor = _Managed.from_address(_get_pointer(capsule, b"dltensor")).tensor
@@ -85,7 +85,7 @@ def describe(capsule: Any) -> Described:
 
 
 def lend(pointer: int, shape: tuple[int, ...], dtype: str, device_id: int, owner: object) -> Any:
-    """A capsule of row-major memory on a GPU; the owner is kept until the one who takes it gives it back."""
+    """A capsule for row-major memory on a GPU; the owner is kept alive until the consumer releases it."""
     code, bits = next(
         (code, int(dtype.removeprefix(kind))) for code, kind in _CODES.items() if dtype.removeprefix(kind).isdigit()
     )
@@ -107,20 +107,20 @@ def _give_back(address: int) -> None:
 
 
 def _drop(capsule: int) -> None:
-    """A capsule that nobody took: its name is still the first one."""
+    """Release a capsule that was not consumed: it still has its first name."""
     if _is_valid_at(capsule, b"dltensor"):
         _lent.pop(_get_pointer_at(capsule, b"dltensor"), None)
 
 
 @atexit.register
 def _stop_taking_back() -> None:
-    """Behind Python's end nobody can be called back: what is lent by then stays as it is, and goes with the process."""
+    """After Python ends, no callback can run: what is exported by then is leaked and freed with the process."""
     for managed, sizes, owner in _lent.values():
         managed.deleter = ctypes.cast(_nothing, ctypes.c_void_p)
         for kept in (managed, sizes, owner):
             _python.Py_IncRef(ctypes.py_object(kept))
 
 
-# As C calls them: whoever took the memory, from any thread; and Python, when a capsule goes.
+# C callbacks: the deleter is called by the consumer, from any thread; the destructor by Python.
 _deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_give_back)
 _destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_drop)

@@ -1,4 +1,4 @@
-"""Whether pieces of memory lie across each other: kernels write where nobody else reads or writes."""
+"""Overlap checks: a kernel's outputs must not share memory with its inputs or each other."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 def is_apart(a: int, a_bytes: int, b: int, b_bytes: int) -> bool:
-    """Whether memory that begins at a, and memory that begins at b, have no byte in common."""
+    """Whether the memory at a and the memory at b have no byte in common."""
     return a + a_bytes <= b or b + b_bytes <= a
 
 
 def check_apart(outputs: Sequence[T], inputs: Iterable[T], shares: Callable[[T, T], bool]) -> None:
-    """ShapeError where an output shares memory with an input or another output.
+    """Raise ShapeError if an output shares memory with an input or another output.
 
-    shares(a, b)  whether two of them do: NumPy's `may_share_memory`, or the opposite of `is_apart`
+    shares(a, b)  whether two arrays overlap: NumPy's `may_share_memory`, or the negation of `is_apart`
     """
     for i, made in enumerate(outputs):
         for other in (*outputs[i + 1 :], *inputs):

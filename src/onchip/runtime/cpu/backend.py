@@ -1,4 +1,4 @@
-"""The CPU as a device: what it is, and how plans run on it."""
+"""The CPU as a device: its measured rates, and how plans run on it."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def check_threads(threads: int | None) -> int:
     return int(threads)
 
 
-# -- what this CPU is --------------------------------------------------------------------------------------
+# -- device description -------------------------------------------------------------------------------------
 
 
-PRECISION = "fp32"  # the one that the CPU's kernels compute in
-L3_CORE_BYTES = 12 << 20  # at most: AMD's EPYC 9684X has 1,152 MiB for 96 cores (data sheet), others have 1.4 to 5 each
-CALL_US = 1.0  # of a call beside its launch: one of a row takes 3 to 4 in all, on a 2.5 GHz Neoverse N1
+PRECISION = "fp32"  # the only precision of the CPU kernels
+L3_CORE_BYTES = 12 << 20  # at most: an EPYC 9684X has 1,152 MiB for 96 cores (data sheet), others 1.4 to 5 per core
+CALL_US = 1.0  # per call, beside its launch: a call with one row takes 3 to 4 in total on a 2.5 GHz Neoverse N1
 
 
 def this_cpu(measure: bool = False) -> Device:
-    """This machine's CPU with measured rates. Measured once (0.3 s), then kept in the cache folder."""
+    """This machine's CPU with measured rates. Measured once (0.3 s), then cached."""
     from onchip.kernels.vectors import VECTOR_BYTES
 
     name, cores = _model_name(), core_count()
@@ -64,11 +64,11 @@ def this_cpu(measure: bool = False) -> Device:
     folder = private_folder("rates")
     kept = read_entry(folder, key)
     rates = before = json.loads(kept) if kept is not None else None
-    if rates is None:  # the first words of a first run: planning and loading the compiler take a second
+    if rates is None:  # printed first on a first run: planning and loading the compiler take a second
         say_unless_quiet("onchip: new on this machine: it is measured, then kernels are compiled", once="new")
     if rates is None or measure:
         rates = {"flops": _measure_flops(), "bandwidth": _measure_bandwidth(cores)}
-        # Other work on the machine can only make it look slower: the best ever seen is the nearest to the truth.
+        # Other load only makes the machine look slower: the best measurement is the most accurate.
         rates = {name: max(rate, before[name] if before else 0.0) for name, rate in rates.items()}
         write_entry(folder, key, json.dumps(rates).encode())
     flops, bandwidth = rates["flops"], rates["bandwidth"]
@@ -77,7 +77,7 @@ def this_cpu(measure: bool = False) -> Device:
         name=name, kind="cpu", arch=f"{platform.machine()}, {VECTOR_BYTES * 8}-bit vectors", units=cores,
         flops={PRECISION: flops}, bandwidth=bandwidth, launch_us=3.0, fast_bytes=_l2_bytes(),
         memory_bytes=memory, vector_bytes=VECTOR_BYTES, cache_bytes=_last_cache_bytes(cores), call_us=CALL_US,
-        # A library's products of this size reach three quarters of the cores' rate and more; a copy may move three
+        # A library's gemm of this size reaches at least three quarters of the cores' rate; a copy may move three
         # bytes for two, as a line is fetched before it is written; a core loads two vectors for two multiply-adds.
         peak=Peak({PRECISION: flops * 4 / 3}, bandwidth * 3 / 2, flops * 8 / 3, launch_us=0.0),
         source="measured here: float32 products of 768 and a copy, all cores; launches and calls assumed; "
@@ -92,7 +92,7 @@ def _model_name() -> str:
                 return line.split(":", 1)[1].strip()
     except OSError:
         pass
-    return platform.machine()  # platform.processor() starts a program to ask it
+    return platform.machine()  # platform.processor() starts a subprocess
 
 
 def _cache_bytes(level: int) -> int:
@@ -108,7 +108,7 @@ def _l2_bytes() -> int:
 
 
 def _last_cache_bytes(cores: int) -> int:
-    """A virtual machine reports the whole L3 of its host: 300 MiB of which two cores have a few."""
+    """A virtual machine reports the whole L3 of its host: 300 MiB, of which two cores have a few."""
     try:
         return min(_cache_bytes(3), cores * L3_CORE_BYTES)
     except (OSError, ValueError, KeyError, IndexError):
@@ -146,17 +146,17 @@ class Step:
     launch: Launch
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    new: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]  # arrays that begin with it: those of its outputs
-    seen: tuple[tuple[str, str, tuple[int, ...]], ...]  # its arrays that lie in others: name, where, row shape
-    done: tuple[str, ...]  # arrays nobody reads after this step
+    new: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]  # arrays that its outputs allocate
+    seen: tuple[tuple[str, str, tuple[int, ...]], ...]  # its arrays that are views of others: name, of which, row shape
+    done: tuple[str, ...]  # arrays that no later step reads
 
 
 class CpuBackend:
-    """Makes plans ready for the CPU."""
+    """Binds plans to the CPU."""
 
     def __init__(self, threads: int | None, ranks: Ranks | None = None) -> None:
         """threads  as for compile: None for all cores of this process
-        ranks    that bind the same plans, and make their weights together
+        ranks    that bind the same plans, and compute their weights together
         """
         self.threads, self._ranks = check_threads(threads), ranks or OneRank()
         self.asked = "cpu", threads
@@ -168,7 +168,7 @@ class CpuBackend:
 class CpuBound:
     """A plan on the CPU. NumPy in, NumPy out."""
 
-    checks_ids = False  # a kernel that stopped to look would be slower than a pass over the ids
+    checks_ids = False  # checks inside the kernel are slower than one pass over the ids
 
     def __init__(self, plan: Plan, threads: int, ranks: Ranks) -> None:
         """Evaluate the recipes and bind every group to its kernel."""
@@ -207,7 +207,7 @@ class CpuBound:
                 launch = _copy
             self._steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), new, seen, done))
         self._chunks = self._find_chunks()
-        load_helpers(threads)  # now, not with the first call
+        load_helpers(threads)  # at bind time, not in the first call
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         values = {**inputs, **outputs}
@@ -234,7 +234,7 @@ class CpuBound:
         return None if self._chunks is None else quick_call(self.plan, self._chunks)
 
     def _find_chunks(self) -> Chunks | None:
-        """None where a launch is more than compiled code can make."""
+        """None if a launch cannot run from compiled code."""
         from onchip.kernels.cpu.threading.launches import CompiledLaunch
         from onchip.runtime.cpu.chunks import Chunks
 
@@ -272,7 +272,7 @@ class CpuBound:
 
 
 class _OneRun:
-    """A team of one. The host is the device: a piece is trained on when it ends."""
+    """A single training run. The host is the device: `end` does the training."""
 
     is_beside_host = False
 
@@ -296,10 +296,10 @@ class _OneRun:
 
 
 def _copy(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-    """A view of an input or an output that is an output itself."""
+    """A view of an input or output that is itself an output."""
     outputs[0].reshape(-1)[...] = inputs[0].reshape(-1)
 
 
 def bake(recipe: Recipe, plan: Plan, made: Made) -> Array:
-    """What a kernel wants of the network's weights; `made` keeps what several want."""
+    """An array that a kernel needs, computed from the network's weights; `made` caches shared ones."""
     return materialise(recipe, plan.network.weights, made)

@@ -1,8 +1,8 @@
-"""Plans whose launches compiled code can make: all of them in one call, on chunks of rows that stay in a core's cache.
+"""Run all launches of a plan in one call of compiled code, on chunks of rows that fit a core's cache.
 
-With many rows a thread takes a chunk of them through all launches by itself: values in between never leave its cache,
-and nobody waits between launches. With few rows all threads share each launch. A row's bits are the same either way, as
-no kernel lets them depend on the batch.
+With many rows, each thread takes one chunk through all launches: intermediate values never leave its cache, and there
+is no barrier between launches. With few rows, all threads share each launch. A row's bits are the same either way, as
+no kernel's results depend on the batch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from onchip.network.recipe import Array
 from onchip.plan.plan import Plan
 
 Launches = Sequence[tuple[CompiledLaunch, Sequence[str]]]  # each with its inputs and outputs
-Memory = tuple[int, "array[int]", object]  # for run_launches; ids of arrays and places of values; what is kept for it
+Memory = tuple[int, "array[int]", object]  # for run_launches; array ids and value offsets; references to keep alive
 
-_LEAST_BYTES = 512 << 10  # of values in between that a thread keeps: half of a common second cache
+_LEAST_BYTES = 512 << 10  # of intermediate values per thread: half of a common L2 cache
 _MOST_BYTES = 4 << 20
-_HEAVY_BYTES, _SHARED_ROWS = 256 << 10, 32  # with such weights threads share layers rather than so few rows
-_THREAD_WORK = 250_000  # flop and bytes: to call another thread for fewer takes longer than they do
+_HEAVY_BYTES, _SHARED_ROWS = 256 << 10, 32  # with weights this large and so few rows, threads share layers
+_THREAD_WORK = 250_000  # flop and bytes: below this, waking another thread takes longer than the work
 _LINE = 64  # bytes: every value begins on a cache line
 
 
@@ -33,12 +33,12 @@ class Chunks:
     """The launches of a plan, for calls on any number of rows, several at a time."""
 
     def __init__(self, plan: Plan, launches: Launches, threads: int) -> None:
-        """launches  name values as those in whose memory they lie"""
+        """launches  name each value by the array that stores it"""
         net = plan.network
         self.threads, self.launches = threads, launches
         self.arrays = tuple(dict.fromkeys((*net.inputs, *net.outputs)))
-        self.row_bytes = [net.types[name].row_bytes for name in self.arrays]  # of the arrays
-        uses: dict[str, tuple[int, int]] = {}  # of values in between: by the first launch and by the last
+        self.row_bytes = [net.types[name].row_bytes for name in self.arrays]  # per array
+        uses: dict[str, tuple[int, int]] = {}  # of intermediate values: first and last launch
         for i, (_, names) in enumerate(launches):
             uses |= {name: (uses.get(name, (i, i))[0], i) for name in names if name not in self.arrays}
         self.names = (*self.arrays, *uses)
@@ -54,7 +54,7 @@ class Chunks:
         self.apart = Spare(lambda threads: self._make(threads, 1))
 
     def rows_of_chunk(self, B: int) -> int:
-        """How many of B rows a thread takes through all launches; B: all threads share every launch."""
+        """Rows per chunk, which one thread takes through all launches; B means that all threads share every launch."""
         fits = self.most_rows >= B
         if len(self.launches) == 1 and fits:
             return B
@@ -67,16 +67,16 @@ class Chunks:
         return -(-B // (rounds * threads))
 
     def memories(self, B: int, chunk: int) -> Spare[Memory]:
-        """Memory for calls on so many rows."""
+        """The pool of memory for a call with this chunk size."""
         return self.together if chunk >= B else self.apart
 
     def start(self) -> None:
-        """Have helpers: before every call, as a forked process has none."""
+        """Start the helper threads: called before every run, as a forked process has none."""
         if len(HELPERS) < self.threads - 1:
             start_helpers(self.threads)
 
     def run(self, arrays: Sequence[Array], B: int, chunk: int) -> bool:
-        """Whether all numbers could be used: else results are none, and a launch by itself says what is wrong."""
+        """Run the launches; False if a launch rejected a value: results are invalid, and a rerun reports it."""
         self.start()
         spare = self.memories(B, chunk)
         memory = spare.take(self.threads)
@@ -87,7 +87,7 @@ class Chunks:
         return bool(is_good)
 
     def _make(self, workers: int, threads: int) -> Memory:
-        """For so many workers, each of which makes launches of so many threads."""
+        """Memory for `workers` workers, each of which runs launches with `threads` threads."""
         number = {name: i for i, name in enumerate(self.names)}
         operands = np.array([number[name] for _, names in self.launches for name in names], np.int64)
         values, row_bytes = array("q", [0] * len(self.arrays) + self.places), words(*self.row_bytes)

@@ -1,4 +1,4 @@
-"""Calls with arrays that fit as they are: one look at each array, one call into compiled code."""
+"""The fast path for arrays that need no conversion: one check per array, one call into compiled code."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from onchip.network.types import numpy_dtype
 from onchip.plan.plan import Plan
 from onchip.runtime.cpu.chunks import Chunks, Memory
 
-# B, the rows of a chunk, memory for such a call; shape and dtype of each output
+# B, rows per chunk, memory for such a call; shape and dtype of each output
 Known = tuple[int, int, Spare[Memory], tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]]
 
-_MOST_SHAPES = 256  # that are remembered
+_MOST_SHAPES = 256  # shapes that are cached
 
 
 def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], Any]:
-    """A function of an engine's inputs and `out`, for a plan whose launches can all be made by compiled code.
+    """A function of an engine's inputs and `out`, for a plan whose launches all run from compiled code.
 
-    It gives the outputs; or None if the arrays want a closer look, by who says what is wrong with them.
+    It returns the outputs, or None if the arrays need the full checks, which report what is wrong.
     """
     net = plan.network
     inputs, outputs = ([net.types[name] for name in names] for names in (net.inputs, net.outputs))
@@ -33,7 +33,7 @@ def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], A
     threads, helpers, empty, ndarray, run = chunks.threads, chunks.threads - 1, np.empty, np.ndarray, run_launches.load
 
     def look(rows: tuple[Any, ...], shapes: Any) -> Known | None:
-        """What is to be known of new shapes; None if they do not fit."""
+        """The facts for new shapes; None if they do not fit."""
         if any(x.shape[1:] != given.row_shape or not x.ndim for x, given in zip(rows, inputs, strict=True)):
             return None
         B = len(rows[0])

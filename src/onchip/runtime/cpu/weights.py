@@ -1,9 +1,9 @@
-"""A plan's weights made on the CPU: large ones once a machine, by all threads of all its ranks, in memory they share.
+"""Compute a plan's weights on the CPU: large ones once per machine, by all threads of all ranks, in shared memory.
 
-A large weight whose rows can be made by themselves is cut into as many slices as there are threads; of the others each
-thread makes another one. Slices begin at multiples of SLICE_ROWS and BLAS has one thread, so the bits are the same for
-any number of threads, ranks and machines. Between machines a weight is made in slices, too, and exchanged, where that
-is sooner than to make all of it on each (`plan.scale_out.pays_to_exchange`).
+A large weight whose rows are independent is split into as many slices as there are threads; each other weight goes to
+one thread. Slices begin at multiples of SLICE_ROWS and BLAS has one thread, so the bits are the same for any number of
+threads, ranks and machines. Several machines also split a weight and exchange the slices, if that is faster than
+computing all of it on each (`plan.scale_out.pays_to_exchange`).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from onchip.plan.plan import Plan
 from onchip.plan.scale_out import pays_to_exchange
 from onchip.runtime.distributed.ranks import Ranks
 
-LARGE_US = 20_000  # to make, by the plan's rates: of less every rank makes its own
+LARGE_US = 20_000  # to compute, by the plan's rates: below this, every rank computes its own
 _NONE = np.empty(0)
 
 
 def large_weights(plan: Plan) -> list[Recipe]:
-    """The recipes behind a plan's weights that take long, sources first."""
+    """The recipes of a plan's weights that take long, sources first."""
     weights, flops = plan.network.weights, plan.device.flops["fp32"]
     found = dict.fromkeys(canonical(name, weights) for name in in_order(_wanted(plan), weights))
     return [each for each in found if isinstance(each, Recipe) and host_us(each, weights, flops) >= LARGE_US]
 
 
 def make_weights(plan: Plan, threads: int, ranks: Ranks) -> Made:
-    """The large weights behind a plan's groups, and all that they are made of. Every rank calls it."""
+    """The large weights of a plan's groups and their sources. Every rank calls it."""
     large, made = large_weights(plan), Made()
     if large:
         import threadpoolctl
@@ -49,7 +49,7 @@ def make_weights(plan: Plan, threads: int, ranks: Ranks) -> Made:
 
 
 def who_makes(plan: Plan, ranks: Ranks) -> str:
-    """How several ranks come to the large weights of a plan, in words."""
+    """How several ranks compute the large weights of a plan, for messages."""
     if plan.device.kind != "cpu":
         return "by every GPU for itself"
     weights, flops = plan.network.weights, plan.device.flops["fp32"]
@@ -65,11 +65,11 @@ def _wanted(plan: Plan) -> list[Recipe]:
 
 @dataclass
 class _Batch:
-    """Weights that are made at the same time: none is made of another one."""
+    """Weights that are computed at the same time: none depends on another."""
 
     arrays: Made = field(default_factory=dict)
     tasks: list[Callable[[], None]] = field(default_factory=list)  # of this rank
-    exchanged: list[tuple[Recipe, list[int]]] = field(default_factory=list)  # and where each machine's rows begin
+    exchanged: list[tuple[Recipe, list[int]]] = field(default_factory=list)  # with the first row of each machine
 
 
 class _Maker:
@@ -80,7 +80,7 @@ class _Maker:
         self._is_shared = ranks.size > 1
 
     def make(self, large: list[Recipe]) -> None:
-        self._ranks.meet()  # who cannot take part says so here
+        self._ranks.meet()  # a rank that cannot take part reports it here
         memory = self._allocate(large)
         batch, turn = _Batch(), 0
         for recipe in large:
@@ -94,11 +94,11 @@ class _Maker:
         self._run(batch)
 
     def _allocate(self, large: list[Recipe]) -> dict[Recipe, Array]:
-        """Memory for the large weights, as far as several write to them."""
+        """Memory for the large weights that several threads or ranks write."""
         found: dict[Recipe, Array] = {}
         if self._is_shared:
             kept = [recipe for recipe in large if recipe in self._kept]
-            others = [recipe for recipe in large if recipe not in self._kept]  # only made into those: their memory goes
+            others = [recipe for recipe in large if recipe not in self._kept]  # intermediates: their memory is freed
             for recipes in filter(None, (kept, others)):
                 places = [0, *accumulate(_padded(recipe.nbytes) for recipe in recipes)]
                 memory = self._ranks.share(places[-1])
@@ -116,7 +116,7 @@ class _Maker:
         return found
 
     def _plan(self, recipe: Recipe, memory: dict[Recipe, Array], batch: _Batch, turn: int) -> int:
-        """Put this rank's part of a weight into the batch; `turn` is the number of the next one that is made whole."""
+        """Add this rank's share of a weight to the batch; `turn` counts the weights that are computed whole."""
         ranks, sources = self._ranks, [self._made[source] for source in recipe.sources]
 
         def make_whole() -> None:
@@ -148,7 +148,7 @@ class _Maker:
         return turn
 
     def _run(self, batch: _Batch) -> None:
-        """Do this rank's part of a batch; afterwards all of it is there."""
+        """Do this rank's share of a batch; afterwards the whole batch is complete."""
         failed: OnchipError | None = None
         try:
             with concurrent.futures.ThreadPoolExecutor(self._threads, thread_name_prefix="onchip-weights") as pool:
@@ -167,7 +167,7 @@ class _Maker:
         self._made |= batch.arrays
 
     def _real(self, recipe: Recipe) -> str | Recipe:
-        """What a recipe is another name of."""
+        """The weight or recipe that a recipe is another name of."""
         found: str | Recipe = recipe
         while isinstance(found, Recipe) and is_another_name(found, self._weights):
             found = canonical(found.sources[0], self._weights)
@@ -175,11 +175,11 @@ class _Maker:
 
 
 def _cut(start: int, stop: int, parts: int) -> list[int]:
-    """Where so many parts of these rows begin, and the end; at multiples of SLICE_ROWS, as equal as can be."""
+    """First rows of `parts` near-equal parts, and the end; at multiples of SLICE_ROWS."""
     blocks = math.ceil((stop - start) / SLICE_ROWS)
     return [min(stop, start + SLICE_ROWS * (blocks * part // parts)) for part in range(parts + 1)]
 
 
 def _padded(nbytes: int) -> int:
-    """To whole pages: each weight begins with one."""
+    """Rounded up to whole pages, so that each weight is page-aligned."""
     return (nbytes + 4095) // 4096 * 4096

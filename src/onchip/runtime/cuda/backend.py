@@ -1,4 +1,4 @@
-"""The CUDA backend: plans made ready for one GPU, for arrays of the host and arrays that lie there."""
+"""The CUDA backend: binds plans to one GPU, for host arrays and GPU arrays."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from onchip.runtime.cuda.weights import make_weights
 
 
 class CudaBound(BoundPlan):
-    """A plan on a GPU as engines see it."""
+    """A plan on a GPU, with the interface that engines use."""
 
-    checks_ids = True  # where they are looked up: the host would read them twice while the GPU waits
+    checks_ids = True  # in the lookup kernel: a check on the host would read them twice while the GPU waits
 
     def run_like(self, x: Any) -> Run | None:
-        """How arrays of x's kind are run where they lie; None for one that does not lie on a GPU."""
+        """A function that runs arrays of x's type in place; None if x is not on a GPU."""
         return device_run(x, self)
 
     def quick_call(self) -> None:
@@ -36,7 +36,7 @@ class CudaBound(BoundPlan):
 
 
 class CudaBackend:
-    """Makes plans ready for one GPU."""
+    """Binds plans to one GPU."""
 
     def __init__(self, device_index: int = 0) -> None:
         self.gpu = Gpu.get(device_index)
@@ -49,7 +49,7 @@ class CudaBackend:
         return TrainingBound(self.gpu, plan) if plan.job.is_training else self.bind_rows(plan, debug)
 
     def bind_rows(self, plan: Plan, debug: bool = False) -> CudaBound:
-        """Compile each group for this GPU and make the weights that its recipes promise, there or here."""
+        """Compile each group for this GPU and compute its weights, on the GPU or the host."""
         wanted = [recipe for group in plan.groups for recipe in group.claim.recipes.values()]
         made = make_weights(self.gpu, wanted, plan.network.weights, makes_of(KERNELS, self.device))
         groups = []
@@ -59,11 +59,11 @@ class CudaBackend:
             if group.claim.is_view:
                 if inputs == outputs:
                     continue
-                # To be copied: the axes stay in their order.
+                # A view that must be copied: a permute that keeps the order of the axes.
                 given, units = plan.types[group.outputs[0]], self.device.units
                 lowering = PermuteLowering((given.dtype,) * 2, given.row_shape, tuple(range(len(given.shape))), units)
             weights = {name: made[recipe] for name, recipe in group.claim.recipes.items()}
             groups.append(BoundGroup(group.claim.label, lowering, inputs, weights, outputs))
         bound = CudaBound(self.gpu, plan, groups, debug)
-        bound.at(plan.job.batch)  # compiles what the job will launch before it is timed
+        bound.at(plan.job.batch)  # compiles the job's kernels before it is timed
         return bound

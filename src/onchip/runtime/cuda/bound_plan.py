@@ -1,4 +1,4 @@
-"""A plan made ready for one GPU, and run there: the launches of its groups, and one arena for what is between them."""
+"""A plan bound to one GPU: the launches of its groups, and one arena for the values between them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from onchip.runtime.cuda.plan_graph import PlanGraph
 from onchip.runtime.cuda.staging import staging_of
 from onchip.runtime.cuda.status import StatusWords, Ticket
 
-MOST_CALLS = 64  # numbers of rows whose launches a thread keeps
-MOST_GRAPHS = 32  # kept
+MOST_CALLS = 64  # batch sizes whose launches a thread caches
+MOST_GRAPHS = 32  # cached
 PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
-ALIGN_BYTES = 256  # of a place in an arena
-ARENA_PART = 8  # of a GPU's memory that an arena may be: with more rows than that leaves room for, they go in chunks
-CHUNK_UNIT = 16  # rows: chunks of any dtype then begin at multiples of 16 bytes, as every kernel may count on
+ALIGN_BYTES = 256  # of an allocation in an arena
+ARENA_PART = 8  # an arena is at most this fraction of the GPU's memory; larger batches run in chunks
+CHUNK_UNIT = 16  # rows: chunks of any dtype then begin at multiples of 16 bytes, the alignment that kernels assume
 
 
 @dataclass(frozen=True, eq=False)
 class BoundGroup:
-    """One group, its weights on the GPU."""
+    """One group, with its weights on the GPU."""
 
     label: str
     lowering: Lowering
@@ -44,27 +44,27 @@ class BoundGroup:
 
 @dataclass(frozen=True, eq=False)
 class BoundRows:
-    """A plan for one number of rows: the launches of every group, and where in one arena lies what is between them."""
+    """A plan for one batch size: the launches of every group, and arena offsets of the values between them."""
 
     steps: list[tuple[BoundGroup, BoundSteps]]
-    places: Mapping[str, int]  # of values between groups, in bytes
-    scratches: Sequence[int]  # of each group's scratch memory
+    places: Mapping[str, int]  # arena offsets of values between groups, in bytes
+    scratches: Sequence[int]  # arena offset of each group's scratch memory
     arena_bytes: int
 
 
 class _Kept(threading.local):
-    """A thread's own launches, by number of rows: their arguments are written in place."""
+    """Launches per thread, by batch size: their arguments are written in place."""
 
     def __init__(self) -> None:
         self.by_rows: dict[int, BoundRows] = {}
 
 
 class BoundPlan:
-    """A plan on a GPU. `enqueue` puts the network's work on a stream and returns at once; `run` takes NumPy arrays."""
+    """A plan on a GPU. `enqueue` puts the network on a stream and returns at once; `run` takes NumPy arrays."""
 
     def __init__(self, gpu: Gpu, plan: Plan, groups: Sequence[BoundGroup], debug: bool) -> None:
         self.gpu, self.plan, self.groups = gpu, plan, tuple(groups)
-        self.debug = debug  # wait after every launch, so that a fault is known to be this kernel's
+        self.debug = debug  # synchronise after every launch, so that a fault names its kernel
         net = plan.network
         self._between = {name: plan.types[name].row_bytes for name in plan.between}
         ends = (*net.inputs, *dict.fromkeys(net.outputs))
@@ -72,20 +72,20 @@ class BoundPlan:
         self.most_arena_bytes = gpu.device.memory_bytes // ARENA_PART
         self._is_read_often = plan.is_read_often
         self._kept = _Kept()
-        self._arenas: dict[int, Buffer] = {}  # by stream: of graphs, which run there one after the other
+        self._arenas: dict[int, Buffer] = {}  # by stream: of its graphs, which run one after the other
         self._graphs: OrderedDict[tuple[int, ...], PlanGraph | None] = OrderedDict()
         self._lock = threading.Lock()
         words = [word for group in groups for word in status_words(group.lowering.at(1))]
-        # What kernels found in arrays of the GPU is raised later; of the host's rows, when they are done.
+        # Errors in GPU arrays are raised by a later call; errors in host rows, when those are done.
         self.found = StatusWords(gpu, words) if words else None
         self._found_staged = StatusWords(gpu, words) if words else None
 
     def enqueue(self, pointers: Mapping[str, int], B: int, stream: int) -> Ticket:
-        """Run the network on B > 0 rows: one launch if that is all; else a graph, once as many were seen before.
+        """Run the network on B > 0 rows: a single launch directly; several as a graph, from the second call with B on.
 
         pointers  of the network's inputs and outputs, 16-byte aligned, in the network's order
 
-        What its kernels find wrong is raised by the ticket's `wait`, or by the next call.
+        Errors that its kernels find are raised by the ticket's `wait`, or by the next call.
         """
         if self.found is not None:
             self.found.raise_found(stream)
@@ -94,9 +94,9 @@ class BoundPlan:
     def _enqueue(
         self, pointers: Mapping[str, int], B: int, stream: int, found: StatusWords | None, first: int = 0
     ) -> Sequence[int]:
-        """The first rows of the chunks that it went in, counted from `first`: one behind the other."""
+        """Enqueue the rows and return the first row of each chunk, counted from `first`; chunks run in order."""
         bound = self.at(B)
-        if bound.arena_bytes > self.most_arena_bytes and B > CHUNK_UNIT:  # for what lies between groups
+        if bound.arena_bytes > self.most_arena_bytes and B > CHUNK_UNIT:  # the arena holds the values between groups
             return self._enqueue_chunks(pointers, B, stream, found, first)
         status = found.pointer(stream, first) if found is not None else 0
         if bound.arena_bytes == 0 and len(bound.steps) == 1:
@@ -119,7 +119,7 @@ class BoundPlan:
         return first_rows
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
-        """Run the network on B rows of the host; returns when the outputs are complete.
+        """Run the network on B host rows; returns when the outputs are complete.
 
         inputs   name -> (B, ...) of the network's input types, row-major
         outputs  name -> (B, ...) of the network's output types, row-major, overwritten
@@ -138,7 +138,7 @@ class BoundPlan:
 
         def enqueue(given: Sequence[int], made: Sequence[int], rows: int, stream: int) -> Ticket | None:
             if found is not None:
-                found.clear(stream)  # of a batch that failed
+                found.clear(stream)  # left by a batch that failed
             first_rows = self._enqueue(dict(zip(names, (*given, *made), strict=True)), rows, stream, found)
             return Ticket(self.gpu, stream, found, first_rows) if found is not None else None
 
@@ -146,7 +146,7 @@ class BoundPlan:
         staging_of(self.gpu).run(*staged, B, enqueue, self._is_read_often)
 
     def wait(self) -> None:
-        """Return when all work on the GPU is done; raise what this plan's kernels found."""
+        """Return when all work on the GPU is done; raise the errors that this plan's kernels found."""
         self.gpu.wait_for_all()
         if self.found is not None:
             self.found.raise_found(self.gpu.stream)
@@ -175,7 +175,7 @@ class BoundPlan:
                 if name in self._between:
                     places[name] = arena.take(self._between[name] * B)
             if launches.scratch_bytes:
-                arena.give_back(scratches[-1])  # nobody needs it behind the group
+                arena.give_back(scratches[-1])  # unused after the group
             for name in {*step.inputs, *step.outputs} & places.keys():
                 if last_read[name] == i:
                     arena.give_back(places[name])
@@ -191,7 +191,7 @@ class BoundPlan:
             status += launches.status_bytes
 
     def launch(self, bound: BoundRows, pointers: Mapping[str, int], stream: int, status: int = 0) -> None:
-        """Put the launches on a stream, each by itself, with an arena from the pool."""
+        """Put the launches on a stream one by one, with an arena from the pool."""
         arena = self.gpu.allocate(bound.arena_bytes, stream, self.row_bytes) if bound.arena_bytes else None
         self._launch(bound, pointers, arena.pointer if arena else 0, stream, status)
 
@@ -201,7 +201,7 @@ class BoundPlan:
         arena = self._arena_of(stream, bound.arena_bytes)
         begin = arena.pointer if arena else 0
         values = _values(bound, pointers, begin)
-        nodes: list[tuple[int, Call, list[tuple[Any, str]]]] = []  # and the pointers that the launch is given, by name
+        nodes: list[tuple[int, Call, list[tuple[Any, str]]]] = []  # with the pointer arguments of the launch, by name
         ends: list[int] = []
         with self.gpu, self.gpu.relaxed():
             graph = GraphBuilder(self.gpu)
@@ -214,16 +214,16 @@ class BoundPlan:
             return PlanGraph(graph.finish(arena), pointers, nodes)
 
     def _arena_of(self, stream: int, nbytes: int) -> Buffer | None:
-        """Memory for the graphs of a stream, none of which runs while another one does."""
+        """Memory for the graphs of a stream, which run one at a time."""
         if not nbytes:
             return None
-        # The handle of a thread's own default stream is the same in every thread.
+        # The handle of the per-thread default stream is the same in every thread.
         key = stream if stream != PER_THREAD_STREAM else -threading.get_ident()
         found = self._arenas.get(key)
         if found is None or found.nbytes < nbytes:
             if len(self._arenas) >= MOST_CALLS:
                 self._arenas.clear()  # graphs keep theirs
-            # Graphs of fewer rows keep the smaller one that they were made with: so it grows in few steps.
+            # Graphs of smaller batches keep the arena that they were built with, so it grows in few steps.
             grown = 2 * found.nbytes if found is not None else 0
             with self.gpu.relaxed():
                 found = self.gpu.reserve(max(nbytes, min(grown, self.most_arena_bytes)), self.row_bytes)
@@ -231,7 +231,7 @@ class BoundPlan:
         return found
 
     def _launch_repeated(self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int, status: int) -> None:
-        """The second time that as many rows come on a stream, and from then on, one graph is launched."""
+        """From the second call with this batch size on a stream, launch one graph."""
         thread = threading.get_ident() if stream == PER_THREAD_STREAM else 0
         key = (B, stream, status, thread)
         with self._lock:  # a graph is updated and launched by one thread at a time
@@ -249,7 +249,7 @@ class BoundPlan:
 
 
 def _values(bound: BoundRows, pointers: Mapping[str, int], arena: int) -> Mapping[str, int]:
-    """Where every array lies: those of the caller, and those in the arena."""
+    """The address of every array: the caller's, and those in the arena."""
     if not bound.places:
         return pointers
     return {**pointers, **{name: arena + place for name, place in bound.places.items()}}
@@ -260,14 +260,14 @@ def _name_of(group: BoundGroup, value: Input | Output) -> str:
 
 
 class Arena:
-    """Places in one piece of memory for what is needed at the same time; what is given back is used again."""
+    """First-fit allocation of offsets in one buffer; freed ranges are reused."""
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self._taken: list[tuple[int, int]] = []  # begin and end, in their order
+        self._taken: list[tuple[int, int]] = []  # begin and end, sorted
 
     def take(self, nbytes: int) -> int:
-        """Where the first gap begins that is large enough."""
+        """Allocate the first gap that is large enough; returns its offset."""
         size, at = max(1, -(-nbytes // ALIGN_BYTES)) * ALIGN_BYTES, 0
         for begin, end in self._taken:
             if begin - at >= size:

@@ -1,4 +1,4 @@
-"""The launches of a claim made ready on a GPU: the one way in which engines, scans and ladders launch kernels."""
+"""The launches of a claim, bound to a GPU: engines, scans and ladders all launch kernels through this."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from onchip.runtime.cuda.gpu import Buffer, Event, Gpu, SideStream
 from onchip.runtime.cuda.launches import Call, Function, GraphBuilder, TensorMapArgument
 from onchip.runtime.cuda.status import STATUS_BYTES
 
-_START = -1  # the point before the first launch, among the numbers of launches
+_START = -1  # the point before the first launch, among the launch indices
 
 
 class BoundSteps:
-    """Steps for one number of rows, compiled and loaded, everything written down but the pointers of a call.
+    """Steps for one batch size, compiled and loaded, with all arguments prepared except the pointers of a call.
 
-    Not for two threads at a time: the pointers are written in place.
+    Not thread-safe: the pointers are written in place.
     """
 
     def __init__(
         self, gpu: Gpu, steps: Steps, weights: Mapping[str, Buffer] | None = None,
         state: Mapping[str, Buffer] | None = None,
     ) -> None:  # fmt: skip
-        """weights  what the claim's recipes made, by name; they are kept
-        state    memory that the launches change, by name; it is kept
+        """weights  from the claim's recipes, by name; kept alive
+        state    memory that the launches modify, by name; kept alive
         """
         self.scratch_bytes = steps.scratch_bytes
         self.functions: list[Function] = []
         self.calls: list[Call] = []
-        self.uses: list[list[tuple[Any, Input | Output]]] = []  # of each launch: its pointers of values
+        self.uses: list[list[tuple[Any, Input | Output]]] = []  # per launch: its pointer arguments
         self._gpu, self._cleared_bytes = gpu, steps.cleared_bytes
         self._weights, self._state = weights or {}, state or {}
-        self._inputs: list[tuple[Any, int]] = []  # an argument, and the number of the input whose pointer it is
+        self._inputs: list[tuple[Any, int]] = []  # an argument and the index of its input
         self._outputs: list[tuple[Any, int]] = []
         self._scratches: list[tuple[Any, int]] = []  # and the offset
         self._statuses: list[tuple[Any, int]] = []
@@ -68,7 +68,7 @@ class BoundSteps:
         self.calls.append(Call(gpu, function, launch.config, arguments))
 
     def _write_down(self, argument: Argument) -> Any:
-        """The argument as a launch takes it; if it is a pointer of a call, it is noted where that is to be written."""
+        """The argument as a ctypes value; pointers that change per call are recorded to be set later."""
         match argument:
             case Int64(value):
                 return ctypes.c_int64(value)
@@ -110,10 +110,10 @@ class BoundSteps:
     ) -> None:  # fmt: skip
         """Put the launches on a stream.
 
-        inputs, outputs  pointers, in the order of the group's
+        inputs, outputs  pointers, in the group's order
         scratch          pointer to `scratch_bytes` for this call alone
-        behind           called after each launch with the stream that it is on
-        status           pointer to STATUS_BYTES for each StatusWord
+        behind           called after each launch with its stream
+        status           pointer to STATUS_BYTES per StatusWord
         """
         self._set(inputs, outputs, scratch, status)
         if self._cleared_bytes:
@@ -130,7 +130,7 @@ class BoundSteps:
         self, graph: GraphBuilder, inputs: Sequence[int], outputs: Sequence[int], scratch: int,
         behind: Sequence[int] = (), status: int = 0,
     ) -> tuple[list[int], list[int]]:  # fmt: skip
-        """Put the launches into a graph, behind these nodes; the nodes of all launches, and of those that are last."""
+        """Add the launches to a graph after these nodes; returns the nodes of all launches and the final ones."""
         self._set(inputs, outputs, scratch, status)
         if self._cleared_bytes:
             behind = [graph.clear(scratch, self._cleared_bytes, behind)]
@@ -155,7 +155,7 @@ class BoundSteps:
 
     @property
     def pointers(self) -> tuple[Any, Any] | None:
-        """The arguments of the pointers of x and y, if that is all there is: one launch, one of each, no scratch."""
+        """The arguments for x and y, if there is one launch with one input, one output and no scratch or status."""
         if len(self.calls) != 1 or len(self._inputs) != 1 or len(self._outputs) != 1:
             return None
         if self._scratches or self._statuses or self._cleared_bytes:
@@ -164,15 +164,15 @@ class BoundSteps:
 
 
 class _Branches:
-    """Launches that do not all wait for the one before: some run on side streams, which events tie to the caller's.
+    """Launches that do not all depend on the previous one: some run on side streams, joined by events.
 
-    While that is captured, they become branches of the graph.
+    Under stream capture they become branches of the graph.
     """
 
     def __init__(self, gpu: Gpu, launches: Sequence[KernelLaunch]) -> None:
-        self._lanes: list[int] = []  # of each launch: 0 is the caller's stream, the others are at its side
-        self._waits: list[list[int]] = []  # of each launch: those of other lanes that it waits for
-        last: list[int] = []  # launch of each lane
+        self._lanes: list[int] = []  # per launch: 0 is the caller's stream, others are side streams
+        self._waits: list[list[int]] = []  # per launch: the launches of other lanes that it waits for
+        last: list[int] = []  # launch per lane
         for i, launch in enumerate(launches):
             after = tuple(range(max(0, i - 1), i)) if launch.after is None else launch.after
             assert all(0 <= earlier < i for earlier in after), f"launch {i} cannot wait for {after}"
@@ -182,7 +182,7 @@ class _Branches:
             self._lanes.append(lane)
             waits = [earlier for earlier in after if self._lanes[earlier] != lane]
             self._waits.append(waits or [_START] * (is_new and lane > 0))
-        self._ends = last[1:]  # what comes behind on the caller's stream waits for these
+        self._ends = last[1:]  # later work on the caller's stream waits for these
         known = {earlier for waits in self._waits for earlier in waits} | set(self._ends)
         self._events: dict[int, Event] = {i: gpu.event() for i in known}
         self._streams = [SideStream(gpu) for _ in self._ends]

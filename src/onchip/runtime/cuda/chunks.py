@@ -1,4 +1,4 @@
-"""How a batch of the host's rows is cut: chunks for a slot each, pieces of them for a thread each. Numbers only."""
+"""Split a batch of host rows into chunks (one slot each) and pieces (one thread each). Arithmetic only."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from itertools import accumulate, pairwise
 
 from onchip.plan.host_call import SLOT_BYTES
 
-AHEAD = 2  # chunks that are copied to their slots while an earlier one is waited for
-SLOTS = AHEAD + 3  # and one sent, one with the kernels and on its way back, one copied from
-LEAST_CHUNK_BYTES = 2 << 20  # 40 us of the bus: below, waking threads and starting work takes longer than it gains
-OFFERED_BYTES = 384 << 10  # 40 us of one core: less is not worth waking a thread (5 us, and its turn in Python)
-# Every piece costs some us of Python, which only one thread at a time can have: so they are few and large.
+AHEAD = 2  # chunks that are copied to their slots while an earlier one is in flight
+SLOTS = AHEAD + 3  # plus one being sent, one in the kernels or returning, one being copied out
+LEAST_CHUNK_BYTES = 2 << 20  # 40 us of the bus: below, waking threads and launching takes longer than it gains
+OFFERED_BYTES = 384 << 10  # 40 us of one core: less is not worth waking a thread (5 us, and its wait for the GIL)
+# Every piece costs some us under the GIL, so they are few and large.
 PIECE_BYTES = 1 << 20
-MOST_PIECES = 4  # of an array's rows in a chunk: with those of AHEAD + 1 chunks, more than there are threads
+MOST_PIECES = 4  # per array and chunk: with those of AHEAD + 1 chunks, more than there are threads
 ALIGN_BYTES = 256
 
 
 def chunk_rows(row_bytes: Sequence[int], B: int) -> int:
-    """Rows a chunk of a batch: a few chunks even of a smaller one, so that there is something to overlap.
+    """Rows per chunk of a batch: several chunks even for a smaller batch, so that there is something to overlap.
 
     row_bytes  of each input and output
     """
@@ -31,27 +31,27 @@ def chunk_rows(row_bytes: Sequence[int], B: int) -> int:
 
 
 def place_in_slot(row_bytes: Sequence[int], rows: int) -> list[int]:
-    """Where each array of a chunk begins in its slot, and the size of all."""
+    """The offset of each array of a chunk in its slot, and the total size."""
     sizes = (-(-size * rows // ALIGN_BYTES) * ALIGN_BYTES for size in row_bytes)
     return [0, *accumulate(sizes)]
 
 
 def cut_in_pieces(nbytes: int, least_bytes: int) -> list[tuple[int, int]]:
-    """Begin and end of the pieces of a copy, for a thread each: one if it is not worth more."""
+    """Begin and end of the pieces of a copy, one per thread; a single one if more do not pay."""
     count = max(1, min(MOST_PIECES, nbytes // least_bytes))
     return list(pairwise(nbytes * i // count for i in range(count + 1)))
 
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """How batches of one shape go in chunks."""
+    """How batches of one shape are split into chunks."""
 
     row_bytes: Sequence[int]  # of each input and output
-    step: int  # rows a chunk
+    step: int  # rows per chunk
     count: int
     offsets: Sequence[int]  # of each array in a slot
-    size: int  # of all of them
-    pieces: Sequence[Sequence[tuple[int, int]]]  # of each array: begin and end, in the bytes of a chunk
+    size: int  # total
+    pieces: Sequence[Sequence[tuple[int, int]]]  # per array: begin and end, in the bytes of a chunk
 
     @classmethod
     def of(cls, row_bytes: Sequence[int], B: int) -> Cut:

@@ -1,4 +1,4 @@
-"""Which GPUs are here, as data for the planner. Looking creates no context and never raises."""
+"""The GPUs of this machine, as data for the planner. Probing creates no context and never raises."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from onchip.plan.device import (
 from onchip.runtime.cpu.backend import core_count
 from onchip.runtime.cuda.driver import NEEDED_VERSION, call, version_text
 
-# What we compile for: fp32 lanes a multiprocessor, and how much faster than fp32 its tensor cores do bf16
-# (white papers of A100, GA102, AD102, H100, B200, GB202); tf32 takes twice bf16's time, fp8 half.
+# Compilation targets: fp32 lanes per SM, and the ratio of tensor-core bf16 to fp32
+# (white papers of A100, GA102, AD102, H100, B200, GB202); tf32 is half of bf16, fp8 twice.
 _CHIPS = {(8, 0): (64, 16.0), (8, 6): (128, 2.0), (8, 9): (128, 2.0),
           (9, 0): (128, 14.8), (10, 0): (128, 28.0), (12, 0): (128, 2.0)}  # fmt: skip
 
@@ -34,17 +34,17 @@ NO_DRIVER = "there is no NVIDIA driver on this machine"
 
 
 def cuda_devices() -> list[Device]:
-    """The GPUs of this machine, in the driver's order; empty where there are none. Never raises."""
+    """The GPUs of this machine, in the driver's order; empty if there are none. Never raises."""
     return probe()[0]
 
 
 def why_no_cuda() -> str:
-    """Why `cuda_devices()` is empty, in a sentence; "" where it is not."""
+    """Why `cuda_devices()` is empty, in a sentence; "" if it is not."""
     return probe()[1]
 
 
 def driver_version() -> str:
-    """The CUDA version that the driver is for, as "13.0"; "" where there is no GPU."""
+    """The CUDA version that the driver supports, as "13.0"; "" without a GPU."""
     if not probe()[0]:
         return ""
     from cuda.bindings import driver
@@ -62,7 +62,7 @@ def probe() -> tuple[list[Device], str]:
         return [], "the package cuda-bindings is not installed: pip install 'onchip[cuda]'"
     try:
         (result,) = driver.cuInit(0)
-    except Exception:  # the bindings raise their own error for a missing libcuda, each version another one
+    except Exception:  # for a missing libcuda, each version of the bindings raises a different error
         return [], NO_DRIVER
     try:
         if result != driver.CUresult.CUDA_SUCCESS:
@@ -79,7 +79,7 @@ def probe() -> tuple[list[Device], str]:
 
 @functools.cache
 def _has_driver() -> bool:
-    """Whether the driver's library can be loaded: without it there is no need for the bindings, which take 0.1 s."""
+    """Whether the driver library can be loaded: if not, skip importing the bindings, which takes 0.1 s."""
     try:
         ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -106,12 +106,12 @@ def _describe(driver: Any, index: int) -> Device:
     for known in KNOWN.values():
         if known.kind == "cuda" and known.units == here["units"] and _is_called(name, known.name):
             return replace(known, **here, bus_bandwidth=_staged_bandwidth(known.bus_bandwidth))
-    # A cubin runs on its own major version from its minor version on: take the nearest below.
+    # A cubin runs on its own major version from its minor version up: take the nearest below.
     built = max((c for c in _CHIPS if c[0] == chip[0] and c[1] <= chip[1]), default=chip)
     lanes, ratio = _CHIPS.get(built, (64, 1.0))
     clock = ask("CLOCK_RATE") * 1e3
     fp32 = 2.0 * lanes * here["units"] * clock
-    # Two transfers a clock. Virtual GPUs may not tell: then a plain figure, so that a floor is still a number.
+    # Two transfers per clock. Virtual GPUs may report 0: then a default, so that there is still a floor.
     bandwidth = 2.0 * ask("MEMORY_CLOCK_RATE") * 1e3 * ask("GLOBAL_MEMORY_BUS_WIDTH") / 8 or 256e9
     flops = {"fp32": fp32, "tf32": ratio / 2 * fp32, "bf16": ratio * fp32, "fp16": ratio * fp32}
     flops |= {"fp8": 2 * ratio * fp32} if built >= (8, 9) else {}
@@ -120,7 +120,7 @@ def _describe(driver: Any, index: int) -> Device:
         kind="cuda", arch=f"sm_{built[0]}{built[1]}{'a' if built[0] == 9 else ''}",
         flops=sustained_flops(flops),
         bandwidth=SUSTAINED_BANDWIDTH * bandwidth, launch_us=5.0, **here, peak=peak, call_us=H200.call_us,
-        # The driver does not say which bus: that of the chip's own time, with 16 lanes.
+        # The driver does not report the bus: assume that of the chip's generation, with 16 lanes.
         bus_bandwidth=_staged_bandwidth(SUSTAINED_BUS * (PCIE_5 if built >= (9, 0) else PCIE_4)),
         graph_launch_us=H200.graph_launch_us,
         source="peak from clocks, multiprocessors and bus width as the driver tells them; steady rates as shares of "
@@ -129,12 +129,12 @@ def _describe(driver: Any, index: int) -> Device:
 
 
 def _staged_bandwidth(bus: float) -> float:
-    """Bytes/s of the host's rows over a bus of this rate: the cores that there are copy them on the way."""
+    """Bytes/s of host rows over a bus of this rate, limited by the cores that copy them to pinned memory."""
     return min(bus, core_count() * BUS_BANDWIDTH)
 
 
 def _is_called(name: str, known: str) -> bool:
-    """Is "NVIDIA A100-SXM4-80GB" an "NVIDIA A100 80GB SXM"? Same words in any order; 'GPU' says nothing."""
+    """Is "NVIDIA A100-SXM4-80GB" an "NVIDIA A100 80GB SXM"? Same words in any order; 'GPU' is ignored."""
     given = [word for word in re.split(r"[\s-]+", name) if word != "GPU"]
     wanted = known.split()
     return len(given) == len(wanted) and all(any(g.startswith(w) for g in given) for w in wanted)

@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver: what it answers, or an OnchipError that says what failed and what to do."""
+"""CUDA driver calls: return the value, or raise an OnchipError that says what failed and what to do."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any, NoReturn
 
 from onchip.errors import DeviceError, KernelError
 
-NEEDED_VERSION = 13000  # an older driver does not load what NVRTC 13 makes
+NEEDED_VERSION = 13000  # an older driver does not load NVRTC 13's output
 
 OUT_OF_MEMORY = 2
-# A fault of a kernel: the context is lost, and every later call of the process answers with the same code.
+# A kernel fault: the context is lost, and every later call of the process returns the same code.
 _FAULTS = {
     214: "uncorrectable memory error", 700: "illegal address", 702: "timeout", 710: "failed assertion",
     714: "stack error", 715: "illegal instruction", 716: "misaligned address", 717: "wrong address space",
     718: "invalid program counter", 719: "launch failure",
 }  # fmt: skip
 
-_lost: list[str] = []  # what the first fault of this process was
+_lost: list[str] = []  # the first fault of this process
 
 
 def call(function: Any, *arguments: Any, doing: str = "") -> Any:
-    """Call a function of cuda.bindings.driver; returns its value."""
+    """Call a function of cuda.bindings.driver and return its value."""
     result, *values = function(*arguments)
     if result:
         fail(int(result), doing or f"calling {function.__name__}")
@@ -28,7 +28,7 @@ def call(function: Any, *arguments: Any, doing: str = "") -> Any:
 
 
 def fail(code: int, doing: str, kernel: str = "") -> NoReturn:
-    """Raise what a result code of the driver means. `kernel`: the one that a fault is known to be of."""
+    """Raise the error for a driver result code. `kernel`: the one that must have caused a fault, if known."""
     got = describe_code(code)
     if code == OUT_OF_MEMORY:
         raise DeviceError(f"out of GPU memory while {doing}", got=got, hint="fewer rows at a time")
@@ -37,7 +37,7 @@ def fail(code: int, doing: str, kernel: str = "") -> NoReturn:
     if _lost:
         what = "the GPU's context is lost: a kernel failed before"
         raise KernelError(what, got=_lost[0], hint="start the program again")
-    # Kernels run while the host goes on, so a fault shows in some later call.
+    # Launches are asynchronous, so a fault shows in some later call.
     hint = "--debug (debug=True) waits after every launch and names the kernel"
     if kernel:
         hint = "run it under compute-sanitizer, which tells the thread and the address"
@@ -53,7 +53,7 @@ def describe_code(code: int) -> str:
 
         result = driver.CUresult(code)
         return f"{result.name}: {driver.cuGetErrorString(result)[1].decode()}"
-    except Exception:  # a code that these bindings do not know: to have no words for an error must not hide it
+    except Exception:  # a code that these bindings do not know: formatting must not hide the error
         return f"CUDA error {code}"
 
 

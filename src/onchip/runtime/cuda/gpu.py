@@ -1,7 +1,7 @@
-"""One GPU as Python sees it: memory from a pool, compiled functions, streams, events and captures.
+"""One GPU: memory from a pool, compiled functions, streams, events and captures.
 
-Everything runs in the GPU's primary context, which torch, CuPy and JAX use too, so pointers and streams are common
-property. Streams are raw handles (int); without one, work goes to `Gpu.stream`.
+Everything runs in the GPU's primary context, which torch, CuPy and JAX use too, so pointers and streams are
+interchangeable. Streams are raw handles (int); the default is `Gpu.stream`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from onchip.runtime.cuda.driver import OUT_OF_MEMORY, call, fail
 from onchip.runtime.cuda.launches import Call, Function, Graph, Streams
 from onchip.runtime.cuda.nvrtc import compile_program
 
-# The pool keeps this part of the GPU's memory for the next allocation; what is free beyond it goes back to the
-# driver, for other libraries of the process, when a stream is waited for.
+# The pool keeps up to 1/8 of the GPU's memory for later allocations; free memory beyond that returns to the driver, for
+# other libraries of the process, when a stream is synchronised.
 _KEPT_PART = 8
 
 _gpus: dict[int, Gpu] = {}
@@ -31,19 +31,19 @@ _making = threading.Lock()
 
 
 class Buffer:
-    """Memory on a GPU. It goes back when it is collected, in the order of the stream that it was taken on."""
+    """GPU memory, freed when it is collected, in the order of the stream it was allocated on."""
 
     def __init__(self, gpu: Gpu, pointer: int, nbytes: int, stream: int | None) -> None:
         self.gpu, self.pointer, self.nbytes = gpu, pointer, nbytes
-        self.stream = stream  # None: not of the pool, and whoever reads it is waited for
+        self.stream = stream  # None: not from the pool; freeing it waits for all work
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_ending():  # then the driver takes it all back, and half of Python, `sys` too, is gone
+        if not is_ending():  # at exit the driver frees everything, and modules such as `sys` may be gone
             self.gpu.free(self.pointer, self.stream)
 
 
 class BufferPart(Buffer):
-    """Some of a buffer, which it keeps."""
+    """A range of a buffer, which it keeps alive."""
 
     def __init__(self, whole: Buffer, offset: int, nbytes: int) -> None:
         super().__init__(whole.gpu, whole.pointer + offset, nbytes, whole.stream)
@@ -64,7 +64,7 @@ class Event:
         call(self._gpu.driver.cuEventRecord, self._handle, self._gpu.stream if stream is None else stream)
 
     def hold(self, stream: int) -> None:
-        """What is put on this stream from now on waits for the event; the host does not."""
+        """Later work on this stream waits for the event; the host does not."""
         call(self._gpu.driver.cuStreamWaitEvent, stream, self._handle, 0)
 
     def wait(self) -> None:
@@ -86,18 +86,18 @@ class Event:
 
 
 class SideStream:
-    """A stream beside the caller's, for launches that run at the same time as others of theirs."""
+    """A stream for launches that run concurrently with others of the caller's stream."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self.handle = gpu, gpu.new_stream()
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if hasattr(self, "handle") and not is_ending():
-            self._gpu.driver.cuStreamDestroy(self.handle)  # what is on it is done all the same
+            self._gpu.driver.cuStreamDestroy(self.handle)  # pending work still completes
 
 
 class Gpu:
-    """One GPU in this process: `Gpu.get(0)`. As a context manager: its context is current inside."""
+    """One GPU in this process: `Gpu.get(0)`. As a context manager, it makes its context current."""
 
     def __init__(self, index: int, device: Device, driver: Any) -> None:
         """driver  the module cuda.bindings.driver"""
@@ -105,7 +105,7 @@ class Gpu:
         doing = f"starting cuda:{index}"
         self._context = call(driver.cuDevicePrimaryCtxRetain, call(driver.cuDeviceGet, index), doing=doing)
         self.enter()
-        # cuda.bindings converts every argument of a launch anew; ctypes takes them ready-made, in half the time.
+        # cuda.bindings converts every argument of every launch; ctypes takes them prepared, in half the time.
         self.launch_kernel = self._address_of(b"cuLaunchKernelEx")
         self.launch_graph = self._address_of(b"cuGraphLaunch")
         self.add_kernel_node = self._address_of(b"cuGraphAddKernelNode")
@@ -121,7 +121,7 @@ class Gpu:
 
     @staticmethod
     def get(index: int = 0) -> Gpu:
-        """The GPU with this number; DeviceError where there is none."""
+        """The GPU with this index; DeviceError if it does not exist."""
         with _making:
             if index not in _gpus:
                 devices, why = probe()
@@ -151,9 +151,9 @@ class Gpu:
     # -- memory ------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, stream: int | None = None, row_bytes: int = 0) -> Buffer:
-        """Memory from the pool, for work on one stream; work on another one must be ordered behind it.
+        """Memory from the pool, for work on one stream; work on another stream must be ordered after it.
 
-        row_bytes  what a row of the batch takes in all: the error for want of memory tells how many rows would fit
+        row_bytes  bytes per row of the batch in total: an out-of-memory error then says how many rows would fit
         """
         stream = self.stream if stream is None else stream
         with self:
@@ -162,36 +162,35 @@ class Gpu:
         return Buffer(self, int(pointer), nbytes, stream)
 
     def reserve(self, nbytes: int, row_bytes: int = 0) -> Buffer:
-        """Memory for work on any stream. To give it back waits for all of the GPU's work: for what is kept long."""
+        """Memory for work on any stream. Freeing it waits for all work on the GPU: use it for long-lived memory."""
         with self:
             result, pointer = self.driver.cuMemAlloc(max(nbytes, 1))
             self._check_memory(int(result), nbytes, row_bytes)
         return Buffer(self, int(pointer), nbytes, None)
 
     def upload(self, array: Array) -> Buffer:
-        """A copy of the array on the GPU, for work on any stream; the array may go."""
+        """A copy of the array on the GPU, for work on any stream; the array is not needed afterwards."""
         buffer = self.reserve(array.nbytes)
         with self:
             if array.nbytes:
                 rows = array if array.flags.c_contiguous else array.copy()
-                # Not cuMemcpyHtoD: that may return while the last piece is on its way, and no stream waits for it.
+                # Not cuMemcpyHtoD: it may return while the last part is in flight, and streams do not wait for it.
                 copy = self.driver.cuMemcpyHtoDAsync
                 call(copy, buffer.pointer, rows.ctypes.data, rows.nbytes, self.stream, doing="copying to the GPU")
                 self.synchronise()
         return buffer
 
     def write(self, buffer: Buffer, array: Array, stream: int, offset: int = 0) -> None:
-        """Copy a row-major array into a buffer, `offset` bytes from its beginning, in the order of a stream; the array
-        may go."""
+        """Copy a row-major array into a buffer at `offset` bytes, in stream order; the array is not needed after the
+        call."""
         assert offset + array.nbytes <= buffer.nbytes, f"the buffer holds {buffer.nbytes} B, the array {array.nbytes}"
         assert array.flags.c_contiguous, "only a row-major array can be copied"
-        if array.nbytes:  # of memory that is not page-locked the driver has a copy when this returns
+        if array.nbytes:  # pageable memory: the driver has made its own copy when this returns
             copy = self.driver.cuMemcpyHtoDAsync
             call(copy, buffer.pointer + offset, array.ctypes.data, array.nbytes, stream, doing="copying to the GPU")
 
     def download(self, buffer: Buffer, array: Array, stream: int | None = None) -> Array:
-        """Fill a row-major array with what the buffer holds when the work on a stream, by default the GPU's own, is
-        done."""
+        """Copy a buffer into a row-major array, after the work on a stream, by default the GPU's own; waits for it."""
         assert array.nbytes <= buffer.nbytes, f"the buffer holds {buffer.nbytes} B, the array {array.nbytes}"
         assert array.flags.c_contiguous, "only a row-major array can be filled"
         stream = self.stream if stream is None else stream
@@ -203,22 +202,22 @@ class Gpu:
         return array
 
     def index_of(self, pointer: int) -> int:
-        """The number of the GPU on which a pointer's memory lies; -1 for memory of no GPU."""
+        """The index of the GPU that a pointer belongs to; -1 for other memory."""
         ordinal = self.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         code, index = self.driver.cuPointerGetAttribute(ordinal, pointer)
         return -1 if code else int(index)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Copy memory of the GPU, in the order of a stream."""
+        """Copy memory on the GPU, in stream order."""
         call(self.driver.cuMemcpyDtoDAsync, target, source, nbytes, stream, doing="copying on the GPU")
 
     def clear(self, pointer: int, nbytes: int, stream: int) -> None:
-        """Set memory of the GPU to zero, in the order of a stream."""
+        """Set GPU memory to zero, in stream order."""
         call(self.driver.cuMemsetD8Async, pointer, 0, nbytes, stream, doing="clearing memory")
 
     def free(self, pointer: int, stream: int | None) -> None:
-        """Give memory back: to the pool, in the order of its stream; other memory when all work is done."""
-        # Errors are not told: after a failed kernel every call fails, and the first one is the one to tell.
+        """Free memory: to the pool in stream order, or, if not from the pool, after all work."""
+        # Errors are ignored: after a failed kernel every call fails, and the first failure is reported elsewhere.
         driver = self.driver
         if driver.cuCtxPushCurrent(self._context)[0]:
             return
@@ -231,7 +230,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def relaxed(self) -> Iterator[None]:
-        """Inside, a thread may do what waits for the GPU: nobody may while any thread captures, unless it says so."""
+        """Inside, this thread may make synchronising calls, which are otherwise illegal while any thread captures."""
         relaxed = self.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         code, before = self.driver.cuThreadExchangeStreamCaptureMode(relaxed)
         try:
@@ -269,12 +268,12 @@ class Gpu:
     # -- kernels -----------------------------------------------------------------------------------------------
 
     def load(self, program: Program, shared_bytes: int = 0, cluster: int = 1) -> Function:
-        """The compiled function, allowed this much dynamic shared memory and such clusters. It is loaded once."""
+        """The compiled function, loaded once, with limits for this much dynamic shared memory and this cluster size."""
         driver, doing = self.driver, f"loading {program.name_expression}"
         with self._loading, self:
             if program not in self._functions:
                 binary = compile_program(program, self.device.arch)
-                # The module stays loaded with the context: there are few, and the next engine may want it again.
+                # The module stays loaded with the context: there are few, and a later engine may need it again.
                 module = call(driver.cuModuleLoadData, binary.cubin, doing=doing)
                 handle = call(driver.cuModuleGetFunction, module, binary.entry.encode(), doing=doing)
                 found = Function(driver, program.name_expression, handle, binary.registers, binary.spill_bytes)
@@ -287,17 +286,17 @@ class Gpu:
     def launch(
         self, function: Function, config: LaunchConfig, arguments: Sequence[Any], stream: int | None = None
     ) -> None:
-        """Put a kernel on a stream. An int of `arguments` is a pointer, anything else a ctypes value."""
+        """Launch a kernel on a stream. An int in `arguments` is a pointer, anything else a ctypes value."""
         Call(self, function, config, arguments).launch(self.stream if stream is None else stream)
 
     # -- streams -----------------------------------------------------------------------------------------------
 
     def new_stream(self) -> int:
-        """A stream that waits for no other one. It lives as long as the process."""
+        """A non-blocking stream. It lives as long as the process."""
         return int(call(self.driver.cuStreamCreate, int(self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
 
     def synchronise(self, stream: int | None = None, kernel: str = "") -> None:
-        """Return when all work on a stream is done. `kernel`: the only one on it, which a fault must be of."""
+        """Return when all work on a stream is done. `kernel`: the only one on it, named if there is a fault."""
         (code,) = self.driver.cuStreamSynchronize(self.stream if stream is None else stream)
         if code:
             fail(int(code), "waiting for the GPU", kernel)
@@ -308,7 +307,7 @@ class Gpu:
             call(self.driver.cuCtxSynchronize, doing="waiting for the GPU")
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether the stream only records what is put on it, for a graph."""
+        """Whether the stream is being captured into a graph."""
         return bool(int(call(self.driver.cuStreamIsCapturing, stream)))
 
     def event(self) -> Event:
@@ -316,9 +315,9 @@ class Gpu:
             return Event(self)
 
     def capture(self, enqueue: Callable[[int], None], keeps: Buffer | None = None) -> Graph:
-        """A graph of what `enqueue(stream)` puts on the stream that it is given.
+        """A graph of the work that `enqueue(stream)` puts on the stream.
 
-        keeps  memory that goes with it
+        keeps  memory that the graph keeps alive
         """
         driver = self.driver
         with self, self.relaxed():
@@ -327,7 +326,7 @@ class Gpu:
             try:
                 enqueue(stream)
             except BaseException:
-                driver.cuStreamEndCapture(stream)  # what was recorded is of no use
+                driver.cuStreamEndCapture(stream)  # discard the capture
                 raise
             else:
                 graph = call(driver.cuStreamEndCapture, stream, doing="capturing a graph")

@@ -1,11 +1,10 @@
-"""make check-kernels: every instance of every CUDA kernel for Hopper, one of each for other chips. No GPU needed.
+"""make check-kernels: compile every instance of every CUDA kernel for Hopper, one of each for other chips, without GPU.
 
 python -m onchip.runtime.cuda.kernel_check onchip.kernels.cuda onchip.ladders [--sample 4]
 
-looks for modules with INSTANCES and ARCHITECTURES in these packages. It fails (1) where a kernel does not compile,
-takes more registers, spills or shared memory than it may, has its wgmma serialised, or fits no chip at all. With
---sample N it compiles for Hopper the first instance of each kernel of a file and every N-th after it, and every N-th
-for other chips.
+It reads INSTANCES and ARCHITECTURES of the modules in these packages. It fails (1) if a kernel does not compile,
+exceeds its budget of registers, spills or shared memory, has its wgmma serialised, or fits no chip. With --sample N it
+compiles for Hopper the first instance of each kernel of a file and every N-th after it, and every N-th for other chips.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from onchip.runtime.cuda.nvrtc import Binary, compile_program
 
 PROCESSES = 2
 
-# Architecture -> multiprocessors of its large chip, KiB of shared memory that a block may ask for. sm_86 and sm_89 are
-# left out to save minutes: no kernel has code of their own, they take what sm_80 takes (for fp8, what sm_120 takes).
+# Architecture -> SMs of its large chip, KiB of shared memory per block (opt-in maximum). sm_86 and sm_89 are left out
+# to save minutes: no kernel has code for them alone, they run what sm_80 runs (for fp8, what sm_120 runs).
 _CHIPS = {"sm_80": (108, 163), "sm_90a": (132, 227), "sm_100": (148, 227), "sm_120": (170, 99)}
 DEVICES: Mapping[str, Device] = MappingProxyType({
     arch: dataclasses.replace(H200, name=arch, arch=arch, units=units, fast_bytes=KiB << 10)
@@ -40,12 +39,12 @@ DEVICES: Mapping[str, Device] = MappingProxyType({
 })  # fmt: skip
 
 
-NEAR = ("sm_80", "sm_100", "sm_120")  # much like sm_90a: an instance of each kernel is enough
+NEAR = ("sm_80", "sm_100", "sm_120")  # much like sm_90a: one instance of each kernel is enough
 
 
 @dataclass(frozen=True)
 class Task:
-    """One compilation, in words that another process understands."""
+    """One compilation, in a form that can be pickled."""
 
     module: str
     index: int  # in the module's INSTANCES
@@ -68,12 +67,12 @@ class Outcome:
     spill_bytes: str = ""
     static_bytes: str = ""
     seconds: str = ""
-    refused: str = ""  # why there is no such kernel for this chip
+    refused: str = ""  # why this kernel does not exist for this chip
     failed: str = ""
 
 
 def find_modules(packages: Iterable[str]) -> list[ModuleType]:
-    """The modules in these packages, and in theirs, that have INSTANCES and ARCHITECTURES."""
+    """The modules in these packages, recursively, that have INSTANCES and ARCHITECTURES."""
     names = [
         info.name
         for package in packages
@@ -90,7 +89,7 @@ def tasks_of(module: ModuleType, archs: Iterable[str] = DEVICES) -> list[Task]:
 
 
 def every_task(packages: Iterable[str]) -> list[Task]:
-    """Every instance for Hopper, and enough for the chips near it."""
+    """Every instance for Hopper, and a sufficient subset for NEAR."""
     return list(_enough([task for module in find_modules(packages) for task in tasks_of(module)]))
 
 
@@ -126,7 +125,7 @@ def _excess(*measured: tuple[str, int, int]) -> str:
 
 
 def static_shared_bytes(binary: Binary) -> int:
-    """The shared memory that a kernel declares itself: the size of its section in the cubin, an ELF file."""
+    """The static shared memory of a kernel: the size of its section in the cubin, an ELF file."""
     cubin = binary.cubin
     (table,) = struct.unpack_from("<Q", cubin, 40)
     entry_size, count, names = struct.unpack_from("<3H", cubin, 58)
@@ -135,7 +134,7 @@ def static_shared_bytes(binary: Binary) -> int:
     for name, _, _, _, _, size in headers:
         start = headers[names][4] + name
         sizes[cubin[start : cubin.index(b"\0", start)]] = size
-    # From sm_90 on, 1 KiB in front is the system's. It is not counted against what a block may ask for.
+    # From sm_90 on, the first 1 KiB is reserved by the system. It does not count against the block's limit.
     reserved = 1024 if b".nv.shared.reserved.0" in sizes else 0
     return sizes.get(b".nv.shared." + binary.entry.encode(), reserved) - reserved
 
@@ -152,7 +151,7 @@ def main(packages: Sequence[str], sample: int = 1) -> int:
     _print(widths, "kernel", "instance", "arch", "registers", "spilled B", "static shared B", "compiled")
     outcomes: list[Outcome] = []
     with ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for outcome in pool.map(run_task, tasks):  # in their order, each as soon as it is there
+        for outcome in pool.map(run_task, tasks):  # in order, each as soon as it is done
             outcomes.append(outcome)
             task, verdict = outcome.task, "FAIL" if outcome.failed else "refused" if outcome.refused else ""
             _print(
@@ -168,7 +167,7 @@ def main(packages: Sequence[str], sample: int = 1) -> int:
 
 
 def _enough(tasks: Sequence[Task]) -> Iterator[Task]:
-    """All of them, but for NEAR only what fits: of each kernel of a file the first, and what fits no other chip."""
+    """All tasks, but for NEAR only fitting ones: the first of each kernel, and those that fit no other chip."""
     seen: set[tuple[str, str, str]] = set()
     elsewhere = {(task.module, task.index) for task in tasks if task.arch not in NEAR and _kernel_of(task)}
     for task in tasks:
@@ -182,7 +181,7 @@ def _enough(tasks: Sequence[Task]) -> Iterator[Task]:
 
 
 def _sampled(tasks: Iterable[Task], n: int) -> Iterator[Task]:
-    """For Hopper the first of each kernel of a file and every n-th after it; every n-th for the chips near it."""
+    """For Hopper, the first of each kernel of a file and every n-th after it; for NEAR, every n-th."""
     seen: Counter[tuple[str, str]] = Counter()
     for task in filter(_kernel_of, tasks):  # without those that do not fit: another chip may not be in the sample
         key = ("", "") if task.arch in NEAR else (task.module, _kernel_of(task))
@@ -192,7 +191,7 @@ def _sampled(tasks: Iterable[Task], n: int) -> Iterator[Task]:
 
 
 def _kernel_of(task: Task) -> str:
-    """The name of an instance's kernel in its file; none where the chip is too small for it."""
+    """The name of an instance's kernel in its file; "" if the chip is too small for it."""
     try:
         return task.instance.launch(DEVICES[task.arch]).program.name_expression.partition("<")[0]
     except PlanError:
@@ -200,7 +199,7 @@ def _kernel_of(task: Task) -> str:
 
 
 def _fit_nowhere(outcomes: list[Outcome]) -> list[str]:
-    """A chip may be too small for an instance; an instance that fits none tests nothing."""
+    """Instances that fit no chip: one chip may be too small, but an instance that fits none tests nothing."""
     somewhere = {(o.task.module, o.task.index) for o in outcomes if not o.refused}
     refused = {(o.task.module, o.task.index): o for o in outcomes if o.refused}
     return [

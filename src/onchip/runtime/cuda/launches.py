@@ -1,4 +1,4 @@
-"""Kernels and graphs that are loaded on a GPU, and launches of them with everything written down once."""
+"""Kernels and graphs loaded on a GPU, and launches whose arguments are prepared once."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _CONTEXT_CODES = (201, 400, 709)  # invalid context, invalid handle, context des
 _COOPERATIVE, _CLUSTER, _OVERLAPS = 2, 4, 6
 # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 _PROGRAMMATIC_PORT, _PROGRAMMATIC_EDGE = 1, 1
-_PORTABLE_CLUSTER = 8  # blocks: what every chip with clusters takes; more must be allowed
+_PORTABLE_CLUSTER = 8  # blocks: the portable maximum; larger clusters must be allowed explicitly
 _TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGN = 128, 64
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_*
-_MOST_STREAMS = 256  # whose handles are kept ready for the driver
+_MOST_STREAMS = 256  # whose handles are cached for the driver
 
 
 class Function:
-    """A kernel that is compiled for a GPU and loaded there."""
+    """A kernel compiled for a GPU and loaded there."""
 
     def __init__(self, driver: Any, name: str, handle: Any, registers: int, spill_bytes: int) -> None:
         self._driver, self.name, self.handle = driver, name, handle
-        self.registers, self.spill_bytes = registers, spill_bytes  # a thread, as the compiler tells them
+        self.registers, self.spill_bytes = registers, spill_bytes  # per thread, from the compiler
         shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
         self.static_shared_bytes = int(call(driver.cuFuncGetAttribute, shared, handle))
         self._shared_limit, self._allowing = 0, threading.Lock()
 
     def allow_shared(self, shared_bytes: int) -> None:
-        """Let it be launched with this much dynamic shared memory; the largest ever asked for counts."""
+        """Raise the limit of dynamic shared memory to at least this much."""
         driver = self._driver
         with self._allowing:
             if shared_bytes > self._shared_limit:
@@ -47,33 +47,33 @@ class Function:
                 self._shared_limit = shared_bytes
 
     def allow_cluster(self, blocks: int) -> None:
-        """Let it be launched with clusters of this size, which may be larger than every chip takes."""
+        """Allow clusters of this size, which may exceed the portable maximum."""
         if blocks > _PORTABLE_CLUSTER:
             wide = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             call(self._driver.cuFuncSetAttribute, self.handle, wide, 1, doing=f"loading {self.name}")
 
     def blocks_per_unit(self, threads: int, shared_bytes: int) -> int:
-        """Blocks of this size that a multiprocessor holds at a time."""
+        """Occupancy: blocks of this size per SM."""
         ask = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
         return int(call(ask, self.handle, threads, shared_bytes))
 
 
 class Graph:
-    """Work that was captured, launched again as a whole. Keep the memory it uses, but what it is told to keep."""
+    """An executable graph. The caller keeps the memory it uses alive, except `keeps`."""
 
     def __init__(self, gpu: Gpu, graph: Any, keeps: Buffer | None) -> None:
         self._gpu, self._keeps = gpu, keeps
-        self._recorded = graph  # its nodes are the names by which those of the executable one are updated
+        self._recorded = graph  # its nodes identify those of the executable graph in updates
         try:
             self._handle = call(gpu.driver.cuGraphInstantiate, graph, 0)
         except BaseException:
             gpu.driver.cuGraphDestroy(graph)
             raise
-        # What cuGraphLaunch takes, as ctypes has it ready: a launch costs one call of the driver, and no conversion.
+        # The arguments of cuGraphLaunch as ready ctypes values: a launch is one driver call without conversions.
         self._launch, self._streams, self._given = gpu.launch_graph, gpu.streams, _ready(int(self._handle))
 
     def launch(self, stream: int | None = None) -> None:
-        """Put it on a stream. Stream 0 is the current context's: enter the GPU's own where another may be current."""
+        """Launch on a stream. Stream 0 is the current context's: enter this GPU's context if another may be current."""
         on = self._streams[self._gpu.stream if stream is None else stream]
         if code := self._launch(self._given, on):
             _retry(self._gpu, code, self._launch, (self._given, on), "launching a graph")
@@ -85,9 +85,9 @@ class Graph:
                 self._gpu.driver.cuGraphExecDestroy(self._handle)
 
     def update_of(self, node: Any, of: Call) -> Callable[[], None]:
-        """What gives a kernel of this graph the arguments that its launch has by then, from the next launch on.
+        """A function that copies the current arguments of a launch into its kernel node, from the next launch on.
 
-        node  as GraphBuilder.add told it
+        node  as GraphBuilder.add returned it
         """
         params = of.node_params
         given = (_ready(int(self._handle)), _ready(int(node)), ctypes.byref(params))
@@ -100,9 +100,7 @@ class Graph:
 
 
 class GraphBuilder:
-    """A graph made node by node. No stream records it, so it and what other threads do meanwhile cannot disturb each
-    other.
-    """
+    """A graph built node by node. It captures no stream, so it cannot interfere with the work of other threads."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -110,7 +108,7 @@ class GraphBuilder:
         self._kernels: set[int] = set()
 
     def add(self, launch: Call, after: Sequence[int]) -> int:
-        """A launch behind these nodes, with the arguments that it has now; its node."""
+        """Add a launch after these nodes, with its current arguments; returns its node."""
         overlaps = launch.overlaps and len(after) == 1 and after[0] in self._kernels
         waits = () if overlaps else after
         made, params = ctypes.c_uint64(0), launch.node_params
@@ -131,7 +129,7 @@ class GraphBuilder:
         return node
 
     def clear(self, pointer: int, nbytes: int, after: Sequence[int]) -> int:
-        """Zeros, behind these nodes; the node."""
+        """Add a memset to zero after these nodes; returns its node."""
         driver = self._gpu.driver
         told = driver.CUDA_MEMSET_NODE_PARAMS()
         told.dst, told.value, told.elementSize, told.width, told.height = pointer, 0, 1, nbytes, 1
@@ -140,11 +138,11 @@ class GraphBuilder:
         return int(call(driver.cuGraphAddMemsetNode, self._graph, nodes, len(nodes), told, context))
 
     def finish(self, keeps: Buffer | None) -> Graph:
-        """The graph, ready to be launched; `keeps` goes with it."""
+        """The executable graph; it keeps `keeps` alive."""
         return Graph(self._gpu, self._graph, keeps)
 
     def _may_begin_before(self, first: int, second: int) -> None:
-        """The second kernel waits by itself for what the first one does (LaunchConfig.overlaps)."""
+        """Programmatic dependent launch: the second kernel itself waits for the first one (LaunchConfig.overlaps)."""
         driver = self._gpu.driver
         edge = driver.CUgraphEdgeData()
         edge.from_port, edge.to_port, edge.type = _PROGRAMMATIC_PORT, 0, _PROGRAMMATIC_EDGE
@@ -153,12 +151,12 @@ class GraphBuilder:
 
 
 def _ready(handle: int) -> Any:
-    """A handle as ctypes hands it on: a plain int would be converted in every call."""
+    """A handle as a ready ctypes argument: a plain int would be converted in every call."""
     return ctypes.c_void_p.from_param(handle)
 
 
 class Streams(dict[int, Any]):
-    """A stream -> its handle, ready for the driver."""
+    """A stream -> its handle as a ready ctypes argument."""
 
     def __missing__(self, stream: int) -> Any:
         if len(self) >= _MOST_STREAMS:
@@ -168,7 +166,7 @@ class Streams(dict[int, Any]):
 
 
 def _retry(gpu: Gpu, code: int, launch: Callable[..., int], given: Sequence[Any], doing: str) -> None:
-    """Once more in our own context: the thread is new, or another GPU's context is current in it."""
+    """Retry in our own context: the thread is new, or another GPU's context is current in it."""
     if code in _CONTEXT_CODES:
         with gpu:
             code = launch(*given)
@@ -196,7 +194,7 @@ class _NodeParams(ctypes.Structure):  # CUDA_KERNEL_NODE_PARAMS_v2
 
 
 class TensorMapArgument:
-    """A tensor map for a launch. Like that of other pointers, its `value` may be set: it is then encoded anew."""
+    """A tensor map as a launch argument. Like a pointer, it has a settable `value`, which re-encodes the map."""
 
     def __init__(self, gpu: Gpu, told: TensorMap | WindowMap) -> None:
         rank, number_bytes = len(told.shape), TENSOR_MAP_BYTES[told.dtype]
@@ -214,7 +212,7 @@ class TensorMapArgument:
             self._encode = gpu.encode_window_map
             corners = [(ctypes.c_int * 2)(*corner) for corner in ([-n for n in told.before], told.behind)]
             boxes = *corners, told.channels, told.pixels, (ctypes.c_uint32 * rank)(1, *told.stride, 1)
-        # Not interleaved, lines of 128 bytes to L2, zeros outside.
+        # Not interleaved, 128-byte L2 promotion, zero fill outside.
         self._sizes = (*sizes, *boxes, 0, _SWIZZLES[told.swizzle_bytes], 2, 0)
         self._kind, self._told, self._pointer = (int(kind), rank), told, 0
 
@@ -232,17 +230,16 @@ class TensorMapArgument:
 
 
 class Call:
-    """A launch with everything written down: to launch it again costs one call of the driver, and no conversion.
+    """A launch with prepared arguments: launching it again is one driver call without conversions.
 
-    `arguments` are ctypes values and TensorMapArguments; set `.value` of one to change it. Not for two threads at a
-    time.
+    `arguments` are ctypes values and TensorMapArguments; set `.value` of one to change it. Not thread-safe.
     """
 
     def __init__(self, gpu: Gpu, function: Function, config: LaunchConfig, arguments: Sequence[Any]) -> None:
         self.arguments = [ctypes.c_uint64(a) if isinstance(a, int) else a for a in arguments]
         self.name = function.name
         self._gpu = gpu
-        # The driver wants an array of addresses, one for each argument.
+        # The driver expects an array with the address of each argument.
         self._addresses = (ctypes.c_void_p * len(self.arguments))(*map(_address_of, self.arguments))
         self.config = _Config(config.grid, config.block, config.shared_bytes)
         self.overlaps = config.overlaps
@@ -265,7 +262,7 @@ class Call:
 
     @property
     def node_params(self) -> _NodeParams:
-        """The launch as a graph's node takes it; the arguments are those of this launch, and stay its own."""
+        """The launch as kernel node parameters; they point to the arguments of this launch."""
         config = self.config
         addresses = ctypes.addressof(self._addresses)
         return _NodeParams(self._function, config.grid, config.block, config.shared_bytes, addresses)

@@ -1,4 +1,4 @@
-"""From CUDA C++ to a cubin, with no GPU and no toolkit: NVRTC, and a cache of what it made on the disk."""
+"""Compile CUDA C++ to a cubin without GPU or toolkit: NVRTC, with an on-disk cache."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ from onchip.errors import DeviceError, KernelError, OutputError
 from onchip.files import atomic_write
 from onchip.kernels.cuda.common.program import Program
 
-_FORMAT = "onchip cubin 2"  # of a cache entry; a new one makes every old entry unknown
-_FACTS = ("entry", "registers", "spill_bytes", "is_serialised")  # of a Binary, kept with the cubin
+_FORMAT = "onchip cubin 2"  # of a cache entry; a new value invalidates every old entry
+_FACTS = ("entry", "registers", "spill_bytes", "is_serialised")  # of a Binary, stored with the cubin
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled kernel: ready to load, with what the compiler says about it."""
+    """A compiled kernel, ready to load, with the compiler's resource usage."""
 
     cubin: bytes = field(repr=False)
     entry: str  # the kernel's mangled name in the cubin
-    registers: int  # a thread
-    spill_bytes: int  # a thread, stored to local memory for want of registers
-    is_serialised: bool  # products that should overlap wait for each other: slow, and no error to ptxas
-    is_cached: bool  # found on the disk, not compiled now
+    registers: int  # per thread
+    spill_bytes: int  # per thread, spilled to local memory
+    is_serialised: bool  # wgmma instructions that should overlap are serialised: slow, but no ptxas error
+    is_cached: bool  # found on disk, not compiled now
 
 
 def compile_program(program: Program, arch: str) -> Binary:
-    """The cubin of `program` for `arch` ("sm_90a"): from the cache if it is there, else compiled and kept.
+    """The cubin of `program` for `arch` ("sm_90a"): from the cache, else compiled and cached.
 
     The key hashes the source, every header it includes from its own folder, the options, the architecture and
-    NVRTC's version. An entry whose digest is wrong, or that others may have written, is compiled anew. Works where
-    there is no GPU.
+    NVRTC's version. An entry with a wrong digest, or that others could have written, is recompiled. Needs no GPU.
     """
-    # Asked first even where the cache has the entry: NVRTC loads in 7 ms, a guessed key would be wrong one day.
+    # Queried even for a cache hit: NVRTC loads in 7 ms, and a guessed version would be wrong one day.
     version = nvrtc_version()
     sources = read_sources(program.source)
-    # --no-cache: NVRTC's own cache, which works where there is a driver, hands out binaries without ptxas' log.
+    # --no-cache: NVRTC's own cache, active where there is a driver, returns binaries without the ptxas log.
     options = (f"--gpu-architecture={arch}", "--std=c++17", "--no-cache", "--ptxas-options=-v", *program.options)
     key = hashlib.sha256(
         json.dumps([_FORMAT, version, options, program.name_expression, list(sources.items())]).encode()
@@ -56,12 +55,12 @@ def compile_program(program: Program, arch: str) -> Binary:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """Major and minor version of NVRTC; DeviceError where it is not installed."""
+    """Major and minor version of NVRTC; DeviceError if it is not installed."""
     try:
         from cuda.bindings import nvrtc
 
-        _, major, minor = nvrtc.nvrtcVersion()  # only now is the library looked for
-    except Exception as error:  # ImportError, or whatever this version of the bindings raises for a missing library
+        _, major, minor = nvrtc.nvrtcVersion()  # this loads the library
+    except Exception as error:  # ImportError, or an error of these bindings for a missing library
         raise DeviceError(
             "cannot compile for CUDA: NVRTC is not there",
             got=str(error).splitlines()[0] if str(error) else type(error).__name__,
@@ -75,7 +74,7 @@ def read_sources(path: Path) -> dict[str, str]:
     """The file and every header that it includes with quotes, directly or not: name -> text.
 
     A header is looked up in the file's folder, then in the two above it: kernels include shared headers by their path
-    below kernels/cuda, as "mma/wgmma.cuh".
+    below kernels/cuda, such as "mma/wgmma.cuh".
     """
     texts: dict[str, str] = {}
     waiting = [path.name]
@@ -122,7 +121,7 @@ def _read(handle: Any, size_of: Any, get: Any) -> bytes:
 
 
 def _check(answer: tuple[Any, ...]) -> Any:
-    """The value behind NVRTC's result code; KernelError if the code is not success."""
+    """The value after NVRTC's result code; KernelError if the code is not success."""
     result, *values = answer
     if int(result) != 0:
         raise KernelError("NVRTC failed", got=str(result))
@@ -130,14 +129,14 @@ def _check(answer: tuple[Any, ...]) -> Any:
 
 
 def _read_resources(log: str, entry: str) -> tuple[int, int, bool]:
-    """Registers and spilled bytes a thread, from what ptxas -v says about this entry; whether it serialised wgmma."""
+    """Registers and spilled bytes per thread, from the ptxas -v log of this entry; whether it serialised wgmma."""
     about = next((part for part in log.split("Compiling entry function '") if part.startswith(f"{entry}'")), "")
     registers = re.search(r"Used (\d+) registers", about)
     if registers is None:
         raise KernelError("cannot read the compiler's log", got=log, expected="a line 'Used .. registers'")
     spill_bytes = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", about))
     # "(C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized due to .. in the function ..":
-    # in front of what is said about the entry, and it may name a function that the entry calls.
+    # it precedes the entry's section, and may name a function that the entry calls.
     is_serialised = re.search(r"\(C751\d\).*serialized", log) is not None
     return int(registers[1]), spill_bytes, is_serialised
 
@@ -146,7 +145,7 @@ def _read_resources(log: str, entry: str) -> tuple[int, int, bool]:
 
 
 def _pack_entry(binary: Binary) -> bytes:
-    """A line of JSON, the cubin."""
+    """A line of JSON, then the cubin."""
     return json.dumps({name: getattr(binary, name) for name in _FACTS}).encode() + b"\n" + binary.cubin
 
 
@@ -160,7 +159,7 @@ def _unpack_entry(content: bytes) -> Binary | None:
 
 
 def _keep_source(program: Program, text: str, options: tuple[str, ...], key: str) -> Path:
-    """Write what did not compile beside the cache, with what it was asked for at its end; returns where it is."""
+    """Save a source that did not compile, with its kernel name and options at the end; returns the path."""
     folder = private_folder("failed")
     if folder is None:
         return program.source

@@ -1,4 +1,4 @@
-"""Page-locked memory of the host, which a GPU reads and writes itself."""
+"""Pinned host memory, which a GPU can read and write directly."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from onchip.network.recipe import Array
 from onchip.runtime.cuda.driver import OUT_OF_MEMORY, fail
 from onchip.runtime.cuda.gpu import Gpu
 
-MOST_ARRAYS = 64  # of callers, that are known
+MOST_ARRAYS = 64  # of callers, cached
 
 
 class PinnedBuffer:
-    """It goes back when it is collected: nothing of the GPU's may use it then."""
+    """Freed when it is collected: no work on the GPU may use it then."""
 
     def __init__(self, gpu: Gpu, nbytes: int) -> None:
         self._gpu, driver = gpu, gpu.driver
@@ -41,10 +41,10 @@ class PinnedBuffer:
 
 
 class LockedArrays:
-    """Which arrays of callers are page-locked already (torch's pin_memory): they need no copy of ours.
+    """Which arrays of callers are already pinned (torch's pin_memory): they are not staged.
 
-    The driver is asked once about an array, which costs a call some us. What was said stays with the array: of memory
-    that is locked or unlocked later, copies are as right as before, by the slower way.
+    The driver is queried once per array, which costs a few us. The answer is cached with the array: if its memory is
+    pinned or unpinned later, copies stay correct, only slower.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -52,7 +52,7 @@ class LockedArrays:
         self._known: dict[int, tuple[weakref.ref[Array], int]] = {}  # by the array's id
 
     def pointer(self, array: Array) -> int:
-        """Where it begins; 0 if it is not page-locked."""
+        """Its address; 0 if it is not pinned."""
         found = self._known.get(id(array))
         if found is None or found[0]() is not array:
             if len(self._known) >= MOST_ARRAYS:

@@ -1,4 +1,4 @@
-"""A plan's launches as one graph, whose kernels are told when the caller's arrays lie elsewhere."""
+"""A plan's launches as one graph, updated when the caller's arrays move."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from onchip.runtime.cuda.launches import Call, Graph
 
 
 class PlanGraph:
-    """Launches for one number of rows on one stream.
+    """Launches for one batch size on one stream.
 
-    An update is for later launches: those that are under way keep the pointers that they were started with. Not for
-    two threads at a time.
+    An update affects later launches; those in flight keep their pointers. Not thread-safe.
     """
 
     def __init__(
         self, graph: Graph, pointers: Mapping[str, int], nodes: Sequence[tuple[Any, Call, Sequence[tuple[Any, str]]]]
     ) -> None:
-        """pointers  of the network's inputs and outputs, that it was made with
-        nodes     of each launch: its node, the launch, and its arguments that are pointers of values, by name
+        """pointers  of the network's inputs and outputs at build time
+        nodes     per launch: its node, the launch, and its pointer arguments with the names of their values
         """
         self.graph, self.launch = graph, graph.launch
         self._nodes = []
@@ -30,7 +29,7 @@ class PlanGraph:
                 self._nodes.append(_Node(graph.update_of(node, call), given, now))
 
     def point(self, pointers: Mapping[str, int]) -> None:
-        """Let the next launches read and write there: the kernels that touch what was moved are updated."""
+        """Make the next launches use these pointers: updates the kernels whose arrays moved."""
         for node in self._nodes:
             wanted = [pointers[name] for _, name in node.given]
             if wanted != node.now:
@@ -42,8 +41,8 @@ class PlanGraph:
 
 @dataclass(eq=False)
 class _Node:
-    """A kernel that touches the caller's arrays."""
+    """A kernel that uses the caller's arrays."""
 
     update: Callable[[], None]
-    given: list[tuple[Any, str]]  # its arguments that are pointers of these values
-    now: list[int]  # where it reads and writes
+    given: list[tuple[Any, str]]  # its pointer arguments, with the names of their values
+    now: list[int]  # their current pointers

@@ -1,4 +1,4 @@
-"""Scans on a GPU: the launches of one, arrays that lie there, and rows of the host in parts."""
+"""Scans on a GPU: of arrays stored there, and of host rows in parts."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from onchip.runtime.cuda.staging import staging_of
 
 
 class BoundScan:
-    """One scan with everything written down: `enqueue` puts it on a stream. Of a part, with the totals at its ends."""
+    """One scan with prepared launches: `enqueue` puts it on a stream. A part of a row also uses totals."""
 
     def __init__(self, gpu: Gpu, scan: Scan) -> None:
         self._launches, self._lock = BoundSteps(gpu, scan.steps(gpu.device)), threading.Lock()
         self.scratch_bytes = self._launches.scratch_bytes
 
     def enqueue(self, x: int, y: int, stream: int, scratch: int, before: int = 0, after: int = 0) -> None:
-        """Put the work on a stream: pointers of x and y, which may be the same.
+        """Put the work on a stream: pointers of x and y, which may be equal.
 
         scratch        pointer to `scratch_bytes` for this call alone
-        before, after  of a long row in parts: where the total lies that it goes on from, and where to put its own
+        before, after  for a long row in parts: pointers to the total to continue from and to the part's new total
         """
         with self._lock:
             self._launches.enqueue((x, before), (y, after), scratch, stream)
@@ -44,7 +44,7 @@ def bound_scan(
     gpu: Gpu, how: ScanOp, dtype: str, shape: tuple[int, int, int], whole: int = 0, is_aligned: bool = True
 ) -> BoundScan:
     """shape       (outer, N, inner): along the middle axis
-    whole       the numbers of the row that these are a part of; 0: they are all of it
+    whole       elements of the row that this is a part of; 0: it is the whole row
     is_aligned  x and y begin at multiples of 16 bytes
     """
     outer, N, inner = shape
@@ -55,7 +55,7 @@ def bound_scan(
 
 
 def scan_there(x: Any, kind: ArrayAdapter, gpu: Gpu, how: ScanOp, axis: int, out: Any) -> Any:
-    """A scan of an array that lies on a GPU, on its owner's stream; what is made is of the same kind."""
+    """Scan an array on a GPU, on its owner's stream; the result is of the same kind."""
     stream = kind.stream(x)
     given = _check(kind.describe(x, stream), gpu, "x")
     dtype, shape = check_dtype(given.dtype), given.shape
@@ -75,7 +75,7 @@ def scan_there(x: Any, kind: ArrayAdapter, gpu: Gpu, how: ScanOp, axis: int, out
     with gpu:
         scratch = kind.scratch(planned.scratch_bytes, stream)
         planned.enqueue(given.pointer, made.pointer, stream, scratch.pointer if scratch else 0)
-        kind.launched([given.owner], out is not None)  # y waits when it is freed, scratch goes in the stream's order
+        kind.launched([given.owner], out is not None)  # freeing y waits for the work; scratch is freed in stream order
     return y if out is not None else kind.hand_out(y)
 
 
@@ -91,11 +91,11 @@ def _check(placed: ArrayView, gpu: Gpu, what: str) -> ArrayView:
     return placed
 
 
-# -- rows of the host ----------------------------------------------------------------------------------------
+# -- host rows -----------------------------------------------------------------------------------------------
 
 
 class RowOnGpu:
-    """One long row of N numbers, scanned part by part: each a multiple of `part` but the last."""
+    """One long row of N elements, scanned in parts: each a multiple of `part` but the last."""
 
     def __init__(self, gpu: Gpu, how: ScanOp, dtype: str, N: int) -> None:
         scan = Scan(how, dtype, 1, N)
@@ -103,11 +103,11 @@ class RowOnGpu:
         self._gpu, self._how, self._dtype, self._N = gpu, how, dtype, N
         self.part = scan.part
         start = np.array([how.identity(how.total_dtype(dtype))] * 2)
-        self._totals = gpu.upload(start)  # read in turns: the total so far, and the one after the next part
+        self._totals = gpu.upload(start)  # double-buffered: the total so far, and the one after the next part
         self._number, self._event = 0, gpu.event()
 
     def run(self, x: Array, y: Array) -> None:
-        """Scan what comes next: x to y, flat. It goes through the GPU in chunks: a batch of parts, and what is left."""
+        """Scan the next part, x to y, flat. It is staged in chunks: a batch of parts, then the remainder."""
         whole = len(x) // self.part * self.part
         for piece in (slice(0, whole), slice(whole, len(x))):
             if x[piece].size:
@@ -121,14 +121,14 @@ class RowOnGpu:
         scratch = self._gpu.allocate(planned.scratch_bytes, stream)
         each = DTYPE_BYTES[self._how.total_dtype(self._dtype)]
         slots = [self._totals.pointer + (self._number + i) % 2 * each for i in range(2)]
-        self._event.hold(stream)  # chunks have streams of their own, and each needs the total of the one before
+        self._event.hold(stream)  # chunks have their own streams, and each needs the total of the previous one
         planned.enqueue(given[0], made[0], stream, scratch.pointer, *slots)
         self._event.record(stream)
         self._number += 1
 
 
 def scan_rows_through(gpu: Gpu, x: Array, y: Array, how: ScanOp) -> None:
-    """Rows of the host (R, N), row-major, through the GPU: many at a time, or a long one in parts."""
+    """Stream host rows (R, N), row-major, through the GPU: many at a time, or a long one in parts."""
     (R, N), dtype = x.shape, x.dtype.name
     if _is_in_parts(dtype, N):
         for row in range(R):
@@ -145,12 +145,12 @@ def scan_rows_through(gpu: Gpu, x: Array, y: Array, how: ScanOp) -> None:
 
 
 def _is_in_parts(dtype: str, N: int) -> bool:
-    """Whether a row is too long for a slot of the staging."""
+    """Whether a row is too long for a staging slot."""
     return 2 * N * DTYPE_BYTES[dtype] > SLOT_BYTES
 
 
 def row_on_gpu(gpu: Gpu, how: ScanOp, dtype: str, N: int, most: int) -> tuple[Callable[[Array, Array], None], int]:
-    """How to scan a row of N numbers of the host, and how many at a time: at most `most`, if it is long."""
+    """A function that scans a host row of N elements, and its step: at most `most` elements, if the row is long."""
     if not _is_in_parts(dtype, N):
         return lambda x, y: scan_rows_through(gpu, x.reshape(1, -1), y.reshape(1, -1), how), max(1, N)
     row = RowOnGpu(gpu, how, dtype, N)

@@ -1,4 +1,4 @@
-"""Calls that a few threads share with the one that waits for them: the host's copies."""
+"""Calls that a small thread pool shares with the thread that waits for them: host copies."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from onchip.runtime.cpu.backend import core_count
 
-MOST_THREADS = 8  # with the one that waits: one core copies some 10 GB/s, a bus takes 55
+MOST_THREADS = 8  # including the waiting one: one core copies some 10 GB/s, a bus takes 55
 
 
 class Work:
-    """One call, made by the first thread that comes to it: one of the pool, or the one that waits for it.
+    """One call, run by the first thread that gets to it: one of the pool, or the one that waits for it.
 
-    So nobody waits for a thread to wake up (some 30 us) while there is something to do. The call must not fail.
+    So no thread waits for another to wake up (some 30 us) while there is work. The call must not fail.
     """
 
     __slots__ = ("_arguments", "_done", "_function", "_taken")
@@ -27,7 +27,7 @@ class Work:
         self._done.acquire()
 
     def do(self) -> None:
-        """Make the call, unless another thread does or did."""
+        """Run the call, unless another thread does or did."""
         if self._taken.acquire(blocking=False):
             try:
                 self._function(*self._arguments)
@@ -35,27 +35,27 @@ class Work:
                 self._done.release()
 
     def wait(self) -> None:
-        """Return when the call was made."""
+        """Return when the call is done."""
         self.do()
         with self._done:
             pass
 
     def drop(self) -> None:
-        """Return when the call was made or never will be."""
+        """Return when the call is done or will never run."""
         if not self._taken.acquire(blocking=False):
             with self._done:
                 pass
 
 
 def offer(work: Work) -> None:
-    """Let the pool's threads do it; whoever wants it done still has to wait for it."""
+    """Offer it to the pool's threads; the caller still has to wait for it."""
     if waiting := _pool():
         waiting.put(work)
 
 
 @functools.cache
 def _pool() -> queue.SimpleQueue[Work] | None:
-    """What the pool's threads take from; None where there are none. To put costs 1 us here, a Future some 20."""
+    """The pool's queue; None if there are no threads. A put costs 1 us, a Future some 20."""
     count = min(MOST_THREADS, core_count()) - 1
     waiting: queue.SimpleQueue[Work] = queue.SimpleQueue()
     for i in range(count):
@@ -65,4 +65,4 @@ def _pool() -> queue.SimpleQueue[Work] | None:
 
 def _serve(waiting: queue.SimpleQueue[Work]) -> None:
     while True:
-        waiting.get().do()  # no name for it: it would keep the arrays until the next one comes
+        waiting.get().do()  # not bound to a name, which would keep the arrays alive until the next call

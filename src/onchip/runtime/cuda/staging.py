@@ -1,18 +1,18 @@
-"""Rows from the host's memory through a GPU and back: in chunks, through page-locked memory, copies under work.
+"""Stream host rows through a GPU: in chunks, through pinned memory, with copies and kernels overlapped.
 
-A chunk goes through one of five slots: copied into the slot's page-locked memory, from there to the GPU, through the
-kernels, and back the same way. A slot has a stream of its own, so one slot's copy in, another one's kernel and a
-third one's copy out run at the same time. Slots are kept: the next batch finds them ready.
+A chunk uses one of five slots: it is copied into the slot's pinned memory, from there to the GPU, processed, and copied
+back the same way. Each slot has its own stream, so one slot's copy in, another's kernel and a third's copy out overlap.
+Slots are kept for the next batch.
 
-The host's copies are the narrowest part: one core moves some 10 GB/s, the bus 55. So they are cut into pieces that
-several threads share, and those of the next chunks are offered before this one's are waited for: no thread pauses.
-Of a batch of some MB a chunk is one piece, and the caller's thread begins with the first before any other is awake.
-A batch of one chunk has nothing to run beside it: its pieces are short, and each goes to the GPU as soon as it is
-copied. 1 MB of ids: 100 us by one core and 19 on the bus behind it; 50 and 10 in two pieces by two.
+The host copies are the bottleneck: one core moves some 10 GB/s, the bus 55. So they are split into pieces that several
+threads share, and those of the next chunks are queued before waiting for this one's, so that no thread idles. For a
+batch of some MB a chunk is one piece, and the caller's thread starts with the first before any other is awake. A batch
+of one chunk has nothing to overlap with: its pieces are short, and each goes to the GPU as soon as it is copied. 1 MB
+of ids: 100 us on one core, then 19 on the bus; 50 and 10 in two pieces on two.
 
-Not done: to page-lock the caller's own array (cuMemHostRegister) takes longer than to copy it, so it would pay only
-for arrays that come again, which nobody promises (who knows can pin them: they are then read where they lie); to give
-pageable memory to cuMemcpyHtoDAsync makes the driver stage it, by one thread.
+Rejected: pinning the caller's array (cuMemHostRegister) takes longer than copying it, so it only pays for arrays that
+are reused (callers can pin those: they are then read in place); with pageable memory, cuMemcpyHtoDAsync stages on one
+thread of the driver.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ from onchip.runtime.cuda.shared_work import Work, offer
 from onchip.runtime.cuda.status import Ticket
 
 LEAST_SLOT_BYTES = 128 << 10
-# Up to here a chunk's kernel reads and writes the host's memory itself: one launch instead of a launch and two copies,
-# each of which waits some us for the one before it. Above, a kernel that reads a value twice would pay twice.
+# Up to here a chunk's kernel reads and writes mapped host memory: one launch instead of a launch and two copies, each
+# of which waits some us for the previous one. Above, a kernel that reads a value twice would cross the bus twice.
 MAPPED_BYTES = LEAST_CHUNK_BYTES
 SMALL_BYTES = 8 << 20  # a batch up to here is one such chunk, copied by the caller's thread alone
-# OFTEN_BYTES: and so much, where kernels read what lies there more than once
-MOST_LAYOUTS = 64  # of small batches, kept
+# OFTEN_BYTES: the same limit for kernels that read mapped values more than once
+MOST_LAYOUTS = 64  # of small batches, cached
 
-# enqueue(pointers of inputs, pointers of outputs, rows, stream): puts the network's work on the stream; the ticket is
-# asked what its kernels found
+# enqueue(pointers of inputs, pointers of outputs, rows, stream): puts the network's work on the stream; the ticket
+# reports the errors that its kernels found
 Enqueue = Callable[[Sequence[int], Sequence[int], int, int], Ticket | None]
 
 
 class _Slot:
-    """A stream and, of the same size, page-locked memory on the host and memory on the GPU."""
+    """A stream with pinned host memory and GPU memory of the same size."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.stream = gpu.new_stream()
         self._gpu = gpu
-        self._pinned: PinnedBuffer | None = None  # the host's memory
+        self._pinned: PinnedBuffer | None = None  # on the host
         self._buffer: Buffer | None = None
-        self._copies: list[Work] = []  # into or out of the host's memory, now
-        self.ticket: Ticket | None = None  # of the kernels that it is with
+        self._copies: list[Work] = []  # in flight, into or out of pinned memory
+        self.ticket: Ticket | None = None  # of the kernels in flight
 
     def holds(self, nbytes: int) -> bool:
-        """Whether that much lies on the host: then it stays where it is."""
+        """Whether the pinned memory is this large, so that it is not reallocated."""
         return self._pinned is not None and len(self._pinned.bytes) >= nbytes
 
     def ask(self, nbytes: int, row_bytes: int = 0) -> None:
-        """Have at least this much on the host and, if it is told what a row takes in all, on the GPU too.
+        """Allocate at least this much pinned memory and, if row_bytes (bytes per row in total) is given, GPU memory.
 
-        Nothing of the slot may be in use.
+        The slot must be idle.
         """
-        size = max(LEAST_SLOT_BYTES, 1 << (nbytes - 1).bit_length())  # slow: in steps, seldom
+        size = max(LEAST_SLOT_BYTES, 1 << (nbytes - 1).bit_length())  # allocation is slow: in powers of two, so seldom
         if not self.holds(nbytes):
             self._pinned = None
             self._pinned = PinnedBuffer(self._gpu, size)
@@ -76,7 +76,7 @@ class _Slot:
 
     @property
     def pinned(self) -> int:
-        """Where the host's memory is."""
+        """The address of the pinned memory."""
         assert self._pinned is not None
         return self._pinned.pointer
 
@@ -90,7 +90,7 @@ class _Slot:
         return self._pinned.bytes[offset : offset + nbytes]
 
     def start_copy(self, target: Array, source: Array) -> Work | None:
-        """Let another thread do it, if there is one; a small one is done here and now."""
+        """Queue the copy for another thread, if there is one; a small one is done immediately."""
         if len(source) < OFFERED_BYTES:
             _copy(target, source)
             return None
@@ -105,13 +105,13 @@ class _Slot:
         self._copies.clear()
 
     def wait(self, first_row: int) -> None:
-        """Return when the kernels are done; raise what they found in the chunk that begins with this row."""
+        """Return when the kernels are done; raise the errors they found in the chunk that begins with this row."""
         self._gpu.synchronise(self.stream)
         if self.ticket is not None:
             self.ticket.check(first_row)
 
     def abandon(self) -> None:
-        """Return when nobody uses the slot, whatever became of its rows."""
+        """Return when the slot is idle, discarding its rows."""
         for work in self._copies:
             work.drop()
         self._copies.clear()
@@ -120,7 +120,7 @@ class _Slot:
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """Where a small batch lies in page-locked memory: as arrays of its own types and shapes, and as pointers."""
+    """A small batch in pinned memory: as arrays of its own types and shapes, and as pointers."""
 
     inputs: list[Array]
     outputs: list[Array]
@@ -129,7 +129,7 @@ class _Layout:
 
 
 class Staging:
-    """The slots of one GPU. One batch at a time goes through them: the bus is what two would wait for."""
+    """The slots of one GPU. One batch at a time uses them: two would compete for the bus."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -138,7 +138,7 @@ class Staging:
         self._cuts: dict[tuple[Any, ...], Cut] = {}  # of larger batches
         self._locked = LockedArrays(gpu)
         with gpu:
-            self._small = _Slot(gpu)  # where the layouts are
+            self._small = _Slot(gpu)  # holds the layouts
             self._slots = [_Slot(gpu) for _ in range(SLOTS)]
 
     def run(
@@ -147,7 +147,7 @@ class Staging:
         """Run B > 0 rows; returns when the outputs are complete.
 
         inputs, outputs  (B, ...) each, row-major
-        is_read_often    the kernels read a number of them more than once: it should not come over the bus each time
+        is_read_often    the kernels read elements more than once: they should not cross the bus each time
         """
         key = (is_read_often, len(inputs), *[(array.shape, array.dtype) for array in (*inputs, *outputs)])
         with self._lock, self.gpu:
@@ -160,7 +160,7 @@ class Staging:
                     cut = cut or self._cut(key, inputs, outputs, B)
                     self._run_chunks(_Batch(self.gpu, cut, inputs, outputs, B, self._locked, is_read_often), enqueue)
             except BaseException:
-                for slot in (self._small, *self._slots):  # nobody may use its memory when the next batch does
+                for slot in (self._small, *self._slots):  # no work may use their memory when the next batch does
                     slot.abandon()
                 raise
 
@@ -169,14 +169,14 @@ class Staging:
     def _lay_out(
         self, key: tuple[Any, ...], inputs: Sequence[Array], outputs: Sequence[Array], B: int
     ) -> _Layout | None:
-        """The layout of a small batch, kept; None for a larger one."""
+        """The cached layout of a small batch; None for a larger one."""
         arrays = (*inputs, *outputs)
         *offsets, size = place_in_slot([array.nbytes // B for array in arrays], B)
         if size > (OFTEN_BYTES if key[0] else SMALL_BYTES):
             return None
         slot, n = self._small, len(inputs)
         if not slot.holds(size) or len(self._layouts) >= MOST_LAYOUTS:
-            self._layouts.clear()  # first: where they are will not be ours
+            self._layouts.clear()  # before their memory is replaced
         slot.ask(size)
         staged = [
             slot.bytes_at(offset, array.nbytes).view(array.dtype).reshape(array.shape)
@@ -219,7 +219,7 @@ class Staging:
             slot.finish_copies()
 
     def _run_chunk(self, batch: _Batch, enqueue: Enqueue, slot: _Slot) -> None:
-        """A batch of one chunk: pieces of it are on the bus while others are copied."""
+        """A batch of one chunk: some pieces are on the bus while others are copied."""
         batch.fill(0, slot)
         batch.send(0, slot, enqueue)
         slot.finish_copies()
@@ -228,7 +228,7 @@ class Staging:
 
 
 class _Batch:
-    """A batch in chunks: what happens to one of them, in this order, each time in the same slot."""
+    """A batch in chunks. The methods are the steps of one chunk, in this order, in one slot."""
 
     def __init__(
         self, gpu: Gpu, cut: Cut, inputs: Sequence[Array], outputs: Sequence[Array], B: int, locked: LockedArrays,
@@ -237,20 +237,20 @@ class _Batch:
         self._gpu, self._cut, self._B, self._given = gpu, cut, B, len(inputs)
         arrays = (*inputs, *outputs)
         self.count = cut.count
-        self._locked = [locked.pointer(array) for array in arrays]  # where it begins; 0: it is to be copied
+        self._locked = [locked.pointer(array) for array in arrays]  # address if pinned; 0: copy through the slot
         self._arrays = [array if at else _as_bytes(array) for array, at in zip(arrays, self._locked, strict=True)]
         self._in_place = cut.size <= MAPPED_BYTES and not any(self._locked) and not is_read_often
-        self._works: dict[tuple[int, int], Work | None] = {}  # by array and begin: a piece's copy, where it was offered
+        self._works: dict[tuple[int, int], Work | None] = {}  # by array and begin: a piece's copy, if queued
 
     def fill(self, number: int, slot: _Slot) -> None:
-        """Start to copy a chunk's inputs to the slot; the outputs that it held before may still be copied from it."""
+        """Start copying a chunk's inputs into the slot; the previous outputs may still be copied out of it."""
         slot.ask(self._cut.size, 0 if self._in_place else sum(self._cut.row_bytes))
         for i, begin, end in self._copied(range(self._given)):
             rows = self._rows(i, number, begin, end)
             self._works[i, begin] = slot.start_copy(slot.bytes_at(self._cut.offsets[i] + begin, len(rows)), rows)
 
     def send(self, number: int, slot: _Slot, enqueue: Enqueue) -> None:
-        """Put the GPU's work for a chunk on the slot's stream, when the inputs are in and the last outputs out."""
+        """Enqueue a chunk's work on the slot's stream, once its inputs are in and the previous outputs out."""
         cut, n = self._cut, self._given
         start = number * cut.step
         rows = min(cut.step, self._B - start)
@@ -279,7 +279,7 @@ class _Batch:
             call(driver.cuMemcpyDtoHAsync, *places, slot.stream, doing="copying from the GPU")
 
     def drain(self, number: int, slot: _Slot) -> None:
-        """Wait for the GPU and start to copy a chunk's outputs from the slot."""
+        """Wait for the GPU and start copying a chunk's outputs out of the slot."""
         slot.wait(number * self._cut.step)
         for i, begin, end in self._copied(range(self._given, len(self._arrays))):
             rows = self._rows(i, number, begin, end)
@@ -293,17 +293,17 @@ class _Batch:
                     yield i, begin, end
 
     def _rows(self, i: int, number: int, begin: int, end: int) -> Array:
-        """A piece of the caller's array; of the last chunk, what there is of it."""
+        """A piece of the caller's array; the last chunk may be shorter."""
         at = number * self._cut.step * self._cut.row_bytes[i]
         return self._arrays[i][at + begin : at + end]
 
 
-_made: dict[int, Staging] = {}  # by the GPU's number
+_made: dict[int, Staging] = {}  # by GPU index
 _making = threading.Lock()
 
 
 def staging_of(gpu: Gpu) -> Staging:
-    """The slots of a GPU, made when they are first asked for."""
+    """The slots of a GPU, created on first use."""
     with _making:
         found = _made.get(gpu.index)
         if found is None or found.gpu is not gpu:
@@ -312,7 +312,7 @@ def staging_of(gpu: Gpu) -> Staging:
 
 
 def _as_bytes(array: Array) -> Array:
-    """The same memory as bytes; bytes of any type can be copied while other threads run."""
+    """The same memory as bytes: NumPy releases the GIL while it copies them, whatever the dtype."""
     return array.reshape(-1).view(np.uint8)
 
 

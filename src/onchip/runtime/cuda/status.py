@@ -1,6 +1,6 @@
-"""What kernels find wrong while the host goes on: words in page-locked memory that they write, and who reads them.
+"""Errors that kernels report asynchronously: status words in pinned memory, written by kernels and read by the host.
 
-The memory is mapped, so a call costs nothing: kernels write only what is wrong, and the host reads its own memory.
+The memory is mapped, so a call costs nothing: kernels write only on an error, and the host reads its own memory.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from onchip.network.tokens import bad_id
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.pinned import PinnedBuffer
 
-STATUS_BYTES = 32  # of a StatusWord: three words of common/status.cuh and one that nobody uses
+STATUS_BYTES = 32  # of a StatusWord: three words of common/status.cuh and one unused
 _PAGE_BYTES = 4096
-_WORDS, _ID_BITS = 3, 24  # each word: the place, and below it these bits of the id
-_CLEAR = 0xFF  # of every byte
+_WORDS, _ID_BITS = 3, 24  # each word: the position, and below it these bits of the id
+_CLEAR = 0xFF  # every byte
 
 
 class StatusWords:
-    """The words of a plan, once for each stream and first row that its launches are told to work for."""
+    """The status words of a plan, one set per stream and first row of its launches."""
 
     def __init__(self, gpu: Gpu, words: Sequence[StatusWord]) -> None:
         self._gpu, self._words = gpu, tuple(words)
         self._pages: list[PinnedBuffer] = []
-        self._clear = b""  # what a page holds while nothing is wrong
+        self._clear = b""  # the contents of a page without errors
         self._places: dict[tuple[int, int], Array] = {}  # (words of the plan, 4)
-        self._pointers: dict[tuple[int, int], int] = {}  # of the same: to ask an array takes a call some us
+        self._pointers: dict[tuple[int, int], int] = {}  # of the same arrays: reading an array's address costs some us
         self._lock = threading.Lock()
 
     def pointer(self, stream: int, first_row: int = 0) -> int:
@@ -60,13 +60,13 @@ class StatusWords:
         return self._places.setdefault((stream, first_row), words.reshape(-1, 4))
 
     def clear(self, stream: int) -> None:
-        """Forget what was found on a stream that is idle."""
+        """Reset the words of an idle stream."""
         for (on, _), place in list(self._places.items()):
             if on == stream:
                 place.view(np.uint8)[...] = _CLEAR
 
     def raise_found(self, stream: int) -> None:
-        """InputError if any kernel of an earlier call found something; this call's stream is waited for then."""
+        """Raise InputError if a kernel of an earlier call found an error; only then synchronise this call's stream."""
         for page in self._pages:
             if ctypes.string_at(page.pointer, len(self._clear)) != self._clear:
                 break
@@ -74,27 +74,27 @@ class StatusWords:
             return
         with self._gpu:
             if not self._gpu.is_capturing(stream):
-                self._gpu.synchronise(stream)  # the first bad id of all, and not the first that was met
+                self._gpu.synchronise(stream)  # to report the first bad id in row order, not the first one written
         for place in list(self._places):
             self.check(*place)
 
     def check(self, stream: int, first_row: int = 0, offset: int = 0) -> None:
-        """InputError for what was found in one place.
+        """Raise InputError for the error in one set of words.
 
-        offset  what the caller's row 0 is called in the message
+        offset  number of the caller's row 0 in the message
         """
         place = self._places[stream, first_row]
         with self._lock:
             for told, words in zip(self._words, place[:, :_WORDS].tolist(), strict=True):
                 at = {word >> _ID_BITS for word in words}
-                if len(at) == 1 and words[0] != (1 << 64) - 1:  # else a kernel is at it: the next call tells
+                if len(at) == 1 and words[0] != (1 << 64) - 1:  # else a kernel is still writing: report it next call
                     place.view(np.uint8)[...] = _CLEAR
                     raise _error(told, at.pop(), words, offset + first_row)
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_ending():
-            with self._gpu, self._gpu.relaxed():  # errors are not told: the first one was
-                self._gpu.driver.cuCtxSynchronize()  # nobody writes to what is given back now
+            with self._gpu, self._gpu.relaxed():  # errors are ignored: the first one was reported
+                self._gpu.driver.cuCtxSynchronize()  # no kernel may write to memory that is freed now
 
 
 def _error(told: StatusWord, place: int, words: Sequence[int], first_row: int) -> InputError:
@@ -108,7 +108,7 @@ def _error(told: StatusWord, place: int, words: Sequence[int], first_row: int) -
 
 
 class Ticket:
-    """Work that was put on a stream: `wait` returns when it is done, and raises what its kernels found."""
+    """Work on a stream: `wait` returns when it is done, and raises the errors its kernels found."""
 
     __slots__ = ("_first_rows", "_gpu", "_stream", "_words")
 
@@ -120,7 +120,7 @@ class Ticket:
         self.check()
 
     def check(self, offset: int = 0) -> None:
-        """InputError for what was found. The work is done; `offset` is what its row 0 is called in the message."""
+        """Raise InputError for errors found. The work must be done; messages number its row 0 `offset`."""
         if self._words is not None:
             for first_row in self._first_rows:
                 self._words.check(self._stream, first_row, offset)

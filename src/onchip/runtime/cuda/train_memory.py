@@ -1,4 +1,4 @@
-"""What training runs have on a GPU: data that they share, and memory of their own, alike for all networks of a team."""
+"""GPU memory of training runs: shared data, and each network's own memory, laid out alike for all networks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from onchip.network.recipe import Array
 from onchip.plan.kernel import OPTIMISERS
 from onchip.runtime.cuda.gpu import Buffer, BufferPart, Gpu
 
-SLICE_BYTES = 64 << 20  # of rows that are copied at a time
-KEPT = ("mean", "square")  # the kernels' names for what optimisers keep, in the order of STATE_NAMES
+SLICE_BYTES = 64 << 20  # of rows per copy
+KEPT = ("mean", "square")  # the kernels' names for optimiser state, in the order of STATE_NAMES
 _ALIGNMENT = 512
 
 Memory = dict[str, Buffer]  # the lowering's State by name
 
 
 def send_data(gpu: Gpu, lowering: TrainLowering, x: Array, y: Array, shared: SharedData) -> Memory:
-    """The rows, as the first layer reads them, and their targets: sent once for all runs that share them."""
+    """The rows, in the first layer's layout, and their targets: copied once for all runs that share them."""
     first_layer, byte_rows = lowering.layers[0], lowering.byte_rows
     name, given, stride, one = "x", x, first_layer.stride, 1
     if byte_rows:
@@ -38,15 +38,15 @@ def send_data(gpu: Gpu, lowering: TrainLowering, x: Array, y: Array, shared: Sha
         write_rows(gpu, buffer, (len(x), stride), given.dtype, fill)
         return buffer
 
-    # A network without a bias in its first layer wants other rows.
+    # A network without a bias in its first layer has another layout.
     rows = shared.get((name, gpu.index, first_layer.terms), send)
     return {name: rows, "targets": shared.get(("targets", gpu.index), lambda: gpu.upload(y))}
 
 
 def take_memory(gpu: Gpu, lowering: TrainLowering, orders: Sequence[int], n: int) -> tuple[int, list[Memory]]:
-    """Memory for each network of a launch, all in one piece: bytes from one network's to the next one's, and each.
+    """One allocation with memory for each network: the stride in bytes between networks, and each one's buffers.
 
-    orders  the rows of those that they will be trained or judged on
+    orders  row counts of the orders that they will train or evaluate on
     n       rows of x
     """
     offsets: dict[str, tuple[int, int]] = {}
@@ -67,7 +67,7 @@ def take_memory(gpu: Gpu, lowering: TrainLowering, orders: Sequence[int], n: int
             terms = lowering.layers[i + 1].terms
 
             def fill(some: Array, first: int, N: int = layer.N, terms: int = terms) -> None:
-                some[:, N:terms] = 1  # that the next layer's bias is a weight of
+                some[:, N:terms] = 1  # the constant input of the next layer's bias
 
             shape = lowering.row_count, lowering.width(i)
             write_rows(gpu, memory[f"a{i}"], shape, np.float32, fill)
@@ -75,7 +75,7 @@ def take_memory(gpu: Gpu, lowering: TrainLowering, orders: Sequence[int], n: int
 
 
 def _own_bytes(lowering: TrainLowering, orders: Sequence[int], n: int) -> dict[str, int]:
-    """Of one network, by name."""
+    """Bytes of one network, by name."""
     job, row_count, made = lowering.job, lowering.row_count, dict[str, int]()
     for i, layer in enumerate(lowering.layers):
         made[f"a{i}"] = 4 * row_count * lowering.width(i)
@@ -102,7 +102,7 @@ def _own_bytes(lowering: TrainLowering, orders: Sequence[int], n: int) -> dict[s
 def write_rows(
     gpu: Gpu, buffer: Buffer, shape: tuple[int, int], dtype: Any, fill: Callable[[Array, int], None]
 ) -> None:
-    """Write zeros, and what `fill` writes to some rows, of which it knows the first, slice by slice."""
+    """Write zeros, overwritten by `fill(rows, index of the first row)`, slice by slice."""
     rows, width = shape
     row_bytes = np.dtype(dtype).itemsize * width
     most = max(1, SLICE_BYTES // row_bytes)

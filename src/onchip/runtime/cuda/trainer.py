@@ -1,5 +1,5 @@
-"""Training on a GPU: the data, the weights and what the optimiser keeps lie there; steps are graphs, many in one.
-Networks that are alike share their launches."""
+"""Training on a GPU: data, weights and optimiser state stay there; graphs hold many steps each. Networks of the same
+shape share their launches."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from onchip.runtime.cuda.gpu import Gpu, SideStream
 from onchip.runtime.cuda.launches import Graph, GraphBuilder
 from onchip.runtime.cuda.train_memory import KEPT, Memory, send_data, take_memory
 
-JOINED_STEPS = 8  # of epochs that have fewer: a graph of one step pays for its beginning and its end
+JOINED_STEPS = 8  # join epochs with fewer steps: a graph has a fixed cost at its beginning and end
 
 
 class TeamLaunches:
-    """The launches of networks that train together, on a stream of their own: teams may run side by side."""
+    """The launches of networks that train together, on their own stream: several groups may run concurrently."""
 
     def __init__(self, gpu: Gpu, lowering: TrainLowering, memory: Memory, orders: Sequence[int]) -> None:
         """memory  the first network's
-        orders  the rows of those that they will be trained on
+        orders  row counts of the orders that they will train on
         """
         self.gpu, self.lowering, self._memory = gpu, lowering, memory
         with gpu:
@@ -53,21 +53,21 @@ class TeamLaunches:
             self._sizes |= {*lowering.graphs_of(steps), *lowering.graphs_of(joined)}
 
     def steps(self, size: int) -> Graph:
-        """So many steps of all networks."""
+        """A graph of `size` steps of all networks."""
         if size not in self._graphs:
             self._graphs[size] = self.build(self.lowering.steps(size), self._memory)
         return self._graphs[size]
 
     def sizes_of(self, count: int) -> list[int]:
-        """Of the graphs that so many steps are: those of whole epochs, or powers of two. A long epoch is cut behind any
-        step, and each size is a graph to make and to keep."""
+        """Graph sizes that add up to `count` steps: those of whole epochs, else powers of two. A long epoch may be cut
+        after any step, and each size is a graph to build and keep."""
         made: list[int] = []
         for size in self.lowering.graphs_of(count):
             made += [size] if size in self._sizes else powers_of_two(size)
         return made
 
     def make_ready(self) -> None:
-        """What an epoch will launch."""
+        """Build the graphs that an epoch will launch."""
         for size in self._sizes:
             self.steps(size)
 
@@ -80,7 +80,7 @@ class TeamLaunches:
 
 
 class CudaTeam:
-    """Training runs of networks that are alike, in the same launches."""
+    """Training runs of networks of the same shape, in the same launches."""
 
     is_beside_host = True
 
@@ -115,14 +115,14 @@ class CudaTeam:
         return trained
 
     def _together(self, turns: Sequence[tuple[CudaTrainer, Sequence[tuple[Array, int]]]]) -> list[int]:
-        """How many orders are trained on as one, in turns."""
+        """How many orders each round of launches joins."""
         batch, most = self._launches.lowering.job.batch, max(len(orders) for _, orders in turns)
         joined = min(joined_epochs(len(order), batch) for _, orders in turns for order, _ in orders)
         return [joined] * (most // joined) + [1] * (most % joined)
 
 
 class CudaTrainer:
-    """One training run of a team."""
+    """One training run of a CudaTeam."""
 
     def __init__(
         self, launches: TeamLaunches, network: Network, x: Array, row_weights: Array | None, memory: Memory
@@ -131,8 +131,8 @@ class CudaTrainer:
         self._gpu, self._stream = launches.gpu, launches.stream
         self._lowering = replace(launches.lowering, networks=1, apart=0)
         self._job, self._layers = self._lowering.job, self._lowering.layers
-        self._weights = np.zeros((0, 0))  # of the piece that was begun: of each order, its steps' batches
-        self._sent: dict[int, Array] = {}  # the orders that lie there, by the row that they begin at
+        self._weights = np.zeros((0, 0))  # of the current piece: per order and step, the sum of its batch's row weights
+        self._sent: dict[int, Array] = {}  # the orders on the GPU, by their first row
         self._order_is_there = launches.gpu.event()
         self._losses: Graph | None = None
         self._row_weights = row_weights
@@ -147,7 +147,7 @@ class CudaTrainer:
         return sum(buffer.nbytes for buffer in self.memory.values())
 
     def begin(self, piece: Piece) -> list[tuple[Array, int]]:
-        """Say how weights will move; the piece's orders, each with its first step."""
+        """Upload the optimiser values of each step; returns the piece's orders, each with its first step."""
         self._weights = weights = self._weights_of_steps(piece.orders)
         count, lrs = weights.shape[1], np.repeat(piece.lrs, weights.shape[1])
         how = lrs, piece.momentum, piece.decay
@@ -157,8 +157,8 @@ class CudaTrainer:
         return [(order, i * count) for i, order in enumerate(piece.orders)]
 
     def begin_orders(self, orders: Sequence[tuple[Array, int]]) -> int:
-        """The next steps are those of the rows of these orders, each with its first step; their number. Without any,
-        they are others'."""
+        """Make the next steps read these orders, each with its first step; returns their number. Without orders, this
+        network idles during the steps of the others."""
         batch, steps, progress = self._job.batch, 0, [0, 0]
         for order, first_step in orders:
             self._send_order(np.ascontiguousarray(order, np.int64), first_step * batch)
@@ -168,19 +168,19 @@ class CudaTrainer:
         return steps
 
     def _send_order(self, order: Array, first: int) -> None:
-        """To where its first row is row `first` of all orders, if it does not lie there."""
+        """Upload an order so that its first row is row `first` of all orders, unless it is already there."""
         sent = self._sent.get(first)
         if sent is not None and (order.ctypes.data, len(order)) == (sent.ctypes.data, len(sent)):
             return
         self._sent = {at: there for at, there in self._sent.items() if not _overlap(at, there, first, order)}
-        # On a stream of its own: on the other one the driver would wait until the steps before are done.
+        # On its own stream: on the other one the driver would wait until the previous steps are done.
         self._gpu.write(self.memory["order"], order, self.launches.copies, first * order.itemsize)
         self._order_is_there.record(self.launches.copies)
         self._order_is_there.hold(self._stream)
-        self._sent[first] = order  # kept, so no other array can lie there
+        self._sent[first] = order  # kept alive, so that no other array can have its address
 
     def end(self) -> Trained:
-        """What came of the piece that was begun, if one was, when its steps are done."""
+        """The results of the current piece, if there is one, when its steps are done."""
         weights, self._weights = self._weights, np.zeros((0, 0))
         if not weights.size:
             return []
@@ -190,9 +190,9 @@ class CudaTrainer:
         return list(zip(losses, hits.reshape(weights.shape), strict=True))
 
     def _weights_of_steps(self, orders: Sequence[Array]) -> Array:
-        """(orders, steps). Each order begins a multiple of a batch behind the one before."""
+        """(orders, steps). Each order begins a whole number of batches after the previous one."""
         batch = self._job.batch
-        if self._row_weights is None:  # as many of each
+        if self._row_weights is None:  # all rows count the same
             return np.tile(weights_of_batches(orders[0], batch, None), (len(orders), 1))
         return np.stack([weights_of_batches(order, batch, self._row_weights) for order in orders])
 
@@ -211,7 +211,7 @@ class CudaTrainer:
         return float(mean_losses(self._job.loss, losses.sum(keepdims=True), weight)[0]), int(hits.sum())
 
     def _told(self, count: int, groups: int = 1) -> tuple[Array, Array]:
-        """The losses and hits of the steps, when they are done."""
+        """The losses and correct predictions of the steps, when they are done."""
         losses, hits = np.empty((count, groups)), np.empty((count, groups), np.int64)
         self._gpu.download(self.memory["step_losses"], losses, self._stream)
         self._gpu.download(self.memory["step_hits"], hits, self._stream)
@@ -272,12 +272,12 @@ class CudaTrainer:
 
 
 def joined_epochs(rows: int, batch: int) -> int:
-    """How many epochs of so many rows are trained on as one: of whole batches alone they lie there without a gap."""
+    """How many epochs are trained as one. Only epochs of whole batches can be joined: they are contiguous."""
     return 1 if rows % batch else -(-JOINED_STEPS * batch // rows)
 
 
 def powers_of_two(count: int) -> list[int]:
-    """Those that add up to it, the largest first."""
+    """The powers of two that add up to it, largest first."""
     return [1 << i for i in reversed(range(count.bit_length())) if count >> i & 1]
 
 
@@ -288,7 +288,7 @@ def _overlap(at: int, order: Array, other_at: int, other: Array) -> bool:
 class TrainingBound:
     """A plan for training on a GPU."""
 
-    checks_ids = False  # it has none
+    checks_ids = False  # it has no ids
 
     def __init__(self, gpu: Gpu, plan: Plan) -> None:
         self.gpu, self.plan = gpu, plan
@@ -303,8 +303,8 @@ class TrainingBound:
         self, networks: Sequence[Network], x: Array, y: Array, row_weights: Sequence[Array | None],
         orders: Sequence[int], shared: SharedData,
     ) -> CudaTeam:  # fmt: skip
-        """x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets; both are copied to the GPU, once for
-        all runs that share them. Each run has row_weights of its own."""
+        """x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets; both are copied to the GPU once for
+        all runs that share them. Each run has its own row_weights."""
         lowering = self._lowering.for_networks(len(networks))
         data = send_data(self.gpu, lowering, x, y, shared)
         apart, own = take_memory(self.gpu, lowering, orders, len(x))

@@ -1,4 +1,4 @@
-"""A plan's weights made on a GPU or for it: each once, where build_price.py says; only what is wanted is kept."""
+"""Compute a plan's weights for a GPU: each once, on the side build_price.py chooses; only requested ones are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onchip.plan.build_price import canonical, dtype_of, is_another_name, made_o
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 
-SLICE_BYTES = 256 << 20  # of what is made only to be made into something else: larger ones are made in slices
+SLICE_BYTES = 256 << 20  # of an intermediate result: larger ones are computed in slices
 
 
 def make_weights(
@@ -25,11 +25,11 @@ def make_weights(
     makes: Mapping[str, float],
     there: Mapping[str | Recipe, Buffer] | None = None,
 ) -> dict[Recipe, Buffer]:
-    """What the recipes promise, on the GPU, for work on any stream.
+    """The results of the recipes on the GPU, for work on any stream.
 
-    weights  the network's: what recipes' sources are called
-    makes    operations that are made on the GPU where that is sooner
-    there    those weights that lie on the GPU already
+    weights  the network's, by the names that recipes use for their sources
+    makes    operations that run on the GPU where that is faster
+    there    weights that are already on the GPU
     """
     return _Maker(gpu, wanted, weights, makes, there or {}).make()
 
@@ -65,7 +65,7 @@ class _Maker:
                 if recipe in self._wanted:
                     self._buffer(recipe)
             self._release(self._sources(recipe))
-        self._gpu.synchronise()  # whoever reads them may do so on another stream
+        self._gpu.synchronise()  # callers may read them on another stream
         return {recipe: self._there[recipe] for recipe in self._wanted}
 
     # -- on the GPU --------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class _Maker:
         return made
 
     def _make_in_slices(self, recipe: Recipe, source: Recipe, made: Buffer) -> None:
-        """Some rows of the source at a time, in one buffer, each made into what is wanted before the next."""
+        """Compute the source some rows at a time into one buffer, and the recipe from those before the next."""
         V = recipe.shape[0]
         rows = max(1, V * SLICE_BYTES // source.nbytes)
         between = self._gpu.allocate(rows * source.nbytes // V)
@@ -97,7 +97,7 @@ class _Maker:
             self._run(recipe, [between.pointer], made.pointer + start * recipe.nbytes // V, count)
 
     def _sliced_source(self, recipe: Recipe) -> Recipe | None:
-        """What a recipe is made of a slice at a time: nobody else reads it, and it is large."""
+        """The source that a recipe consumes in slices: it is large and has no other reader."""
         source = self._sources(recipe)[0] if recipe.sources else None
         if not isinstance(source, Recipe) or not {recipe, source} <= self._on_device or len(recipe.sources) > 1:
             return None
@@ -112,7 +112,7 @@ class _Maker:
         BoundSteps(gpu, steps).enqueue(sources, [made], scratch.pointer if scratch else 0, gpu.stream)
 
     def _allocate(self, recipe: Recipe) -> Buffer:
-        """What is wanted is read on any stream; the rest only here, and goes back in this stream's order."""
+        """Requested results are read on any stream; intermediates only here, and are freed in this stream's order."""
         return self._gpu.reserve(recipe.nbytes) if recipe in self._kept else self._gpu.allocate(recipe.nbytes)
 
     def _with_other_names(self, wanted: Iterable[Recipe]) -> set[str | Recipe]:
@@ -125,7 +125,7 @@ class _Maker:
                 kept.add(same)
         return kept
 
-    # -- here and there ----------------------------------------------------------------------------------------
+    # -- host and GPU ------------------------------------------------------------------------------------------
 
     def _sources(self, recipe: Recipe) -> list[str | Recipe]:
         return [canonical(source, self._weights) for source in recipe.sources]
@@ -151,7 +151,7 @@ class _Maker:
         return math.prod(shape_of(name, self._weights)[1:]) * DTYPE_BYTES[dtype_of(name, self._weights)]
 
     def _release(self, sources: Sequence[str | Recipe]) -> None:
-        """One reader less: what nobody else reads goes."""
+        """One reader less: free the sources that have no reader left."""
         for name in sources:
             self._reads[name] -= 1
             if not self._reads[name]:

@@ -1,4 +1,4 @@
-"""The side of every rank but 0: make ready what rank 0 says, run the chunks that it deals. Rank 0's side is leader.py."""
+"""The ranks other than 0: they prepare what rank 0 sends and run the chunks that it schedules (leader.py)."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from onchip.runtime.io.stream import Chunk, ChunkDone, run_chunks
 
 
 class SentRows:
-    """Rows of an input that came with a chunk."""
+    """Rows of an input that were sent with a chunk."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, Array] = {}  # by the number of the first
+        self.rows: dict[int, Array] = {}  # by the index of the first row
 
     def read(self, start: int, stop: int) -> Array:
         return self.rows.pop(start)
 
 
 def follow(ranks: Ranks, on_chunk: OnChunk = lambda chunk: None) -> int:
-    """Do what rank 0 says until it ends the job; gives the exit code. Nothing is said: rank 0 speaks.
+    """Follow rank 0's orders until it ends the job; returns the exit code. Prints nothing: only rank 0 prints.
 
-    What fails here is told to rank 0, and its exit code counts: a rank that is ready when the job is done finds no
-    output to write to any more. RankError if rank 0 hangs.
+    A failure here is sent to rank 0, whose exit code counts: a rank that is ready only after the job is done finds no
+    output to write to. RankError if rank 0 hangs.
     """
     _load_kernels()
     orders = ranks.broadcast(None)
-    if orders is None:  # rank 0 found something wrong before there was anything to do
+    if orders is None:  # rank 0 failed before there was any work
         ranks.leave()
         return 2
     try:
         _work(ranks, orders, on_chunk)
-    except RankError:  # rank 0 is silent: this one speaks
+    except RankError:  # rank 0 is silent: this rank reports it
         ranks.leave(1)
         raise
     except OnchipError as error:
@@ -60,8 +60,8 @@ def follow(ranks: Ranks, on_chunk: OnChunk = lambda chunk: None) -> int:
 
 
 def _load_kernels() -> None:
-    """Load what rank 0 loads while it plans: this rank should not begin a second later for it."""
-    from onchip.kernels import cpu  # noqa: F401 - for its own sake
+    """Import what rank 0 imports while it plans, so that this rank does not start a second later."""
+    from onchip.kernels import cpu  # noqa: F401 - for its side effect
 
     if cuda_devices():
         from onchip.kernels import cuda  # noqa: F401
@@ -89,7 +89,7 @@ def _work(ranks: Ranks, orders: Orders, on_chunk: OnChunk) -> None:
 def _work_on(
     ranks: Ranks, orders: Orders, engine: Engine, file: SliceFile | None, device: str, on_chunk: OnChunk
 ) -> None:
-    """Run the chunks that rank 0 deals, until it says that it is the end. A thread runs them; this one talks."""
+    """Run the chunks that rank 0 schedules, until End. A thread runs them; this one handles messages."""
     sources, sent = _open_sources(orders, len(engine.plan.network.inputs))
     todo: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
     done: queue.SimpleQueue[Told] = queue.SimpleQueue()
@@ -99,7 +99,7 @@ def _work_on(
             try:
                 chunk = todo.get(block=not counts.under_way)
             except queue.Empty:
-                yield None  # give what is done
+                yield None  # flush finished chunks
                 continue
             if chunk is None:
                 return
@@ -129,7 +129,7 @@ def _work_on(
 
 @dataclass
 class _Counts:
-    under_way: int = 0  # chunks that the engine's thread has taken and not given yet
+    under_way: int = 0  # chunks that the engine's thread has started and not finished
 
 
 def _talk(
@@ -142,9 +142,9 @@ def _talk(
     done: queue.SimpleQueue[Told],
     naps: Naps,
 ) -> None:
-    """Bring the worker what rank 0 deals, and rank 0 what the worker did, until the end."""
+    """Pass rank 0's chunks to the worker and the worker's results to rank 0, until End."""
     held, since = 0, time.monotonic()
-    wait_s: float | None = orders.deadline_s * START_PART  # for the first word of rank 0
+    wait_s: float | None = orders.deadline_s * START_PART  # for the first message of rank 0
     for _ in naps:
         worker.raise_error()
         while (found := ranks.receive()) is not None:
@@ -156,7 +156,7 @@ def _talk(
                 if file is not None:
                     file.sync()
                 ranks.send(0, Synced())
-                wait_s = None  # as long as the others, and the end of the file, take
+                wait_s = None  # no limit: the other ranks and the final file may take long
             elif isinstance(message, Deal):
                 for source, rows in zip(sent, message.rows or (), strict=True):
                     source.rows[message.chunk.start] = rows
@@ -175,10 +175,10 @@ def _threads(count: int) -> str:
 
 
 def _open_sources(orders: Orders, inputs: int) -> tuple[Sequence[Source], list[SentRows]]:
-    """The sources of the rows, as far as this rank can read them itself; else such that wait for what is sent."""
+    """The row sources, if this rank can open them itself; else placeholders for the rows that are sent."""
     if orders.sources is not None:
         try:
             return pickle.loads(orders.sources), []
-        except OnchipError:  # its machine has not these files
+        except OnchipError:  # this machine does not have these files
             pass
     return (), [SentRows() for _ in range(inputs)]

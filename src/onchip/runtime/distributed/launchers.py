@@ -1,4 +1,4 @@
-"""What MPI launchers tell the processes that they start. Loads no NumPy: who only starts ranks need not wait for it."""
+"""The environment that MPI launchers set. Imports no NumPy, so that starting ranks is quick."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from onchip.network.reading import is_count
 # Hydra and srun --mpi=pmi2, PMIx, Open MPI.
 _RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
-# The number among those of its machine: of Open MPI, of Hydra (MPICH, Intel), of srun.
+# The rank within its machine: Open MPI, Hydra (MPICH, Intel), srun.
 _LOCAL_NAMES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
 def launched_as(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """The rank and the number of ranks that a launcher says; None for a process that none started.
+    """The rank and the number of ranks from the launcher's environment; None if no launcher started this process.
 
-    SLURM_NTASKS alone says nothing: a batch script has it, too.
+    SLURM_NTASKS alone is not enough: a batch script has it, too.
     """
     rank = next((env[name] for name in _RANK_NAMES if name in env), "")
     size = next((env[name] for name in _SIZE_NAMES if name in env), "1")
@@ -25,15 +25,15 @@ def launched_as(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
 
 
 def is_one_of_many(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher started this process and others with it."""
+    """Whether a launcher started this process together with others."""
     launched = launched_as(env)
     return launched is not None and launched[1] > 1
 
 
 def gpu_rank(local_rank: int, local_size: int, env: Mapping[str, str] = os.environ) -> int:
-    """The number by which a rank takes a GPU, of its place among the ranks with which it shares memory.
+    """The index by which a rank selects a GPU, from its rank within its machine.
 
-    Ranks in a container each share none, and MPI takes each for a machine; the launcher knows better.
+    Ranks in separate containers share no memory, so MPI takes each for a machine; then the launcher's value is used.
     """
     said = next((env[name] for name in _LOCAL_NAMES if name in env), "")
     return int(said) if local_size == 1 and is_count(said) else local_rank

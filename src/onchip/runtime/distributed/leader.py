@@ -1,9 +1,9 @@
-"""Rank 0's side of a job: its workers are the engines of this process and the other ranks (follower.py).
+"""Rank 0 of a job. Its workers are the engines of this process and the other ranks (follower.py).
 
-Chunks are dealt to whoever is free. Rank 0 plans, tells the others (`Orders`), deals, keeps the manifest and works
-itself: a thread runs its chunks, and the main one answers what comes in meanwhile. Every other rank has a chunk in work
-and one waiting. Rows that a rank cannot read from a file of its own, and results that it cannot write, travel with the
-messages, while it runs another chunk.
+Chunks go to any free worker. Rank 0 plans, broadcasts `Orders`, schedules, writes the manifest and works itself: a
+thread runs its chunks while the main thread handles messages. Every other rank has one chunk running and one queued.
+Rows that a rank cannot read from its own file, and results that it cannot write, travel in the messages while it runs
+another chunk.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from onchip.runtime.io.row_sources import Source
 from onchip.runtime.io.slices import SliceFile
 from onchip.runtime.io.stream import Chunk, run_chunks
 
-GOODBYE_S = 5.0  # ranks that do not end in that time are ended
+GOODBYE_S = 5.0  # ranks that do not end within this time are killed
 
 
 class Team:
-    """Rank 0's side of a job. Leaving the block ends the other ranks, whatever happened.
+    """Rank 0's side of a job. Leaving the block ends the other ranks in any case.
 
-    say  hears where each rank works
+    say  called with the device of each rank
     """
 
     def __init__(self, ranks: Ranks, deadline_s: float = DEADLINE_S, say: Callable[[str], None] = print) -> None:
@@ -58,7 +58,7 @@ class Team:
         self._has_orders, self._naps = False, Naps()
 
     def begin(self, orders: Orders) -> None:
-        """Tell the other ranks what to do; they make themselves ready meanwhile."""
+        """Broadcast the orders to the other ranks, which start preparing."""
         self._has_orders = True
         self._ranks.broadcast(orders)
         self._ranks.wait_s = self._deadline_s * START_PART
@@ -74,7 +74,7 @@ class Team:
     ) -> StreamReport:
         """Run the chunks that the output does not have yet.
 
-        engines      of this process: one, or one for each of its GPUs
+        engines      of this process: one, or one per GPU
         on_progress  called often, with the rows done and the rows/s so far
         """
         self._dealer, self._sources, self._output = Dealer(chunks, output), sources, output
@@ -89,12 +89,12 @@ class Team:
                 tick()
                 for worker in workers:
                     worker.raise_error()
-                # A rank that is not ready yet, in a short job, has nothing to bring to the disk.
+                # In a short job, a rank that is not ready yet has nothing to sync.
                 if self._dealer.is_done and self._synced >= set(self._ready):
                     break
         except BaseException as error:
             self._dealer.stop()
-            if not isinstance(error, RankError):  # of those it may be this rank that hangs
+            if not isinstance(error, RankError):  # a RankError may mean that this rank itself hangs
                 for worker in workers:
                     worker.join(GOODBYE_S)
             raise
@@ -103,7 +103,7 @@ class Team:
         return self._dealer.report(engines[0].output)
 
     def _start(self, engines: Sequence[Engine], on_chunk: OnChunk) -> list[Worker]:
-        """A thread for each engine of this process, which takes chunks until none is left."""
+        """One thread per engine of this process, which takes chunks until none is left."""
         dealer, output = self._dealer, self._output
         is_alone = len(engines) == 1 and not self._others
         packed = None if is_alone else pack_sources(self._sources)
@@ -115,8 +115,8 @@ class Team:
             return chunk
 
         def work(number: int) -> None:
-            # A file is read, and random rows are drawn, from one place to the next: every thread has its own. Rows in
-            # memory are shared.
+            # File readers and random generators have a position, so every thread has its own. Rows in memory are
+            # shared.
             sources = self._sources if packed is None else pickle.loads(packed)
             with _open_slices(output) as write:
                 chunks = iter(lambda: take(number), None)
@@ -127,7 +127,7 @@ class Team:
         return [Worker(functools.partial(work, number), f"onchip-engine-{number}") for number in range(len(engines))]
 
     def _serve(self) -> None:
-        """Answer the messages that came; RankError for a rank that hangs, and what another rank failed with."""
+        """Handle received messages; raise RankError for a hanging rank, or the error of another rank."""
         while (found := self._ranks.receive()) is not None:
             self._naps.news()
             rank, message = found
@@ -185,7 +185,7 @@ class Team:
         for rank in self._others:
             self._ranks.send(rank, End())
         left, started = set(self._others), time.monotonic()
-        are_slow = error is None and set(self._ready) < self._others  # some may be compiling yet
+        are_slow = error is None and set(self._ready) < self._others  # some may still be compiling
         wait_s = self._deadline_s * START_PART if are_slow else GOODBYE_S
         for _ in Naps():
             while (found := self._ranks.receive()) is not None:
@@ -200,7 +200,7 @@ class Team:
 
 @contextlib.contextmanager
 def _open_slices(output: PartialOutput | None) -> Iterator[Callable[[int, Array], str] | None]:
-    """How a worker writes rows into the output: by a file of its own, which others do not seek in."""
+    """A function that writes rows to the output through a separate file object with its own position."""
     if output is None:
         yield None
         return
@@ -209,8 +209,8 @@ def _open_slices(output: PartialOutput | None) -> Iterator[Callable[[int, Array]
 
 
 def pack_sources(sources: Sequence[Source]) -> bytes | None:
-    """The sources as another process can open them; None if their rows are in the memory of this one."""
+    """The sources, pickled for another process; None if their rows are in this process's memory."""
     try:
         return pickle.dumps(tuple(sources))
-    except (pickle.PicklingError, AttributeError, TypeError):  # the latter of what cannot be pickled at all
+    except (pickle.PicklingError, AttributeError, TypeError):  # the last two: objects that cannot be pickled
         return None

@@ -1,4 +1,4 @@
-"""What ranks say to each other in a job: plain data."""
+"""The messages between the ranks of a job: plain data."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from onchip.runtime.distributed.schedule import Finished
 from onchip.runtime.io.slices import Slices
 from onchip.runtime.io.stream import Chunk
 
-DEADLINE_S = 120.0  # a rank that is at one chunk for longer hangs
-START_PART = 10  # how many times as long a rank may take until its first chunk: it compiles, and makes weights
+DEADLINE_S = 120.0  # a rank that spends longer on one chunk hangs
+START_PART = 10  # factor on the deadline until a rank's first chunk: it compiles and computes weights
 
 
 @dataclass(frozen=True, eq=False)
 class Orders:
-    """What rank 0 tells the others before the first chunk."""
+    """What rank 0 broadcasts before the first chunk."""
 
     plan: str  # JSON
     weights: Mapping[str, Array]
-    device: str  # "cpu", "cuda" (of each rank its own), "cuda:N"
+    device: str  # "cpu", "cuda" (each rank its own), "cuda:N"
     threads: int | None
     debug: bool
-    sources: bytes | None  # pickled; None: the rows are rank 0's alone
+    sources: bytes | None  # pickled; None: only rank 0 has the rows
     slices: Slices | None  # of the output
     deadline_s: float
-    meets: bool = False  # large weights are made by all together: who cannot take part says so at `Ranks.meet`
+    meets: bool = False  # ranks compute large weights together: one that cannot reports it at `Ranks.meet`
 
 
-# Messages. From a rank: Ready, Told, Synced, Bye, Failed; from rank 0: Deal, Rest, End.
+# From a rank: Ready, Told, Synced, Bye, Failed; from rank 0: Deal, Rest, End.
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Ready:
 @dataclass(frozen=True, eq=False)
 class Told:
     finished: Finished
-    y: Array | None  # for a rank that cannot write
+    y: Array | None  # from a rank that cannot write
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Synced:
-    """All that this rank wrote is on the disk."""
+    """All rows written by this rank are on disk."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Deal:
 
 @dataclass(frozen=True)
 class Rest:
-    """No chunk is left: wait for the end."""
+    """No chunk is left: wait for End."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Ranks: the processes of one job, on one machine or on many. The one file that knows MPI.
+"""Ranks: the processes of one job, on one machine or many. The only file that uses MPI.
 
-A job that nobody started as several has one rank, and nobody to ask: it takes the same path. Waiting never spins: a
-rank that waits leaves its core to others.
+A job of a single process takes the same path with one rank. Waiting never spins: a waiting rank leaves its core to
+others.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from onchip.runtime.distributed import shared_memory
 from onchip.runtime.distributed.launchers import gpu_rank, launched_as
 
 _TAG = 1
-_PART_BYTES = 1 << 30  # of a broadcast at a time: MPI counts in 32 bits
-_ALONE_S = 2.0  # in that time a rank 0 that fails, too, has ended the others
-_NAP_S = (0.0005, 0.005)  # between two looks: the first ones, and after so many turns without any news
+_PART_BYTES = 1 << 30  # per broadcast: MPI counts have 32 bits
+_ALONE_S = 2.0  # within this time, a rank 0 that also fails has ended the others
+_NAP_S = (0.0005, 0.005)  # between two polls: at first, and after _QUIET_TURNS polls without news
 _QUIET_TURNS = 20
 
 
@@ -41,68 +41,68 @@ class Ranks(Protocol):
     def size(self) -> int: ...
     @property
     def local_rank(self) -> int:
-        """Among the ranks of this machine."""
+        """The rank within this machine."""
         ...
 
     @property
     def local_size(self) -> int: ...
     @property
     def gpu_rank(self) -> int:
-        """Which GPU it takes, round robin: its number among the ranks that see the same ones."""
+        """Selects the GPU, round robin: its index among the ranks that see the same GPUs."""
         ...
 
     @property
     def local_cores(self) -> int:
-        """That the ranks of this machine may use, all together."""
+        """Cores that the ranks of this machine may use, in total."""
         ...
 
     @property
     def machine(self) -> int:
-        """The number of this one among the job's machines."""
+        """The index of this machine among the job's machines."""
         ...
 
     @property
     def machines(self) -> int: ...
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The machine of every rank."""
+        """The host name of every rank."""
         ...
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every rank; arrays in it travel as they are."""
+        """Rank 0's value, on every rank; arrays in it are sent without a copy."""
         ...
 
     def send(self, to: int, message: Any) -> None:
-        """Returns at once."""
+        """Asynchronous: returns at once."""
         ...
 
     def receive(self) -> tuple[int, Any] | None:
-        """A message that came, and from whom; None if none did."""
+        """A received message and its sender; None if there is none."""
         ...
 
     def exchange(self, arrays: Sequence[Any], cuts: Sequence[int]) -> None:
-        """Rows cuts[r] .. cuts[r + 1] - 1 of each array are rank r's; afterwards every rank has all of them."""
+        """Allgather: rank r has rows cuts[r] .. cuts[r + 1] - 1 of each array; afterwards every rank has all."""
         ...
 
     def exchange_machines(self, array: Any, cuts: Sequence[int]) -> None:
-        """Rows cuts[m] .. cuts[m + 1] - 1 of a shared array are machine m's; afterwards every machine has all."""
+        """The same between machines: machine m has rows cuts[m] .. cuts[m + 1] - 1 of a shared array."""
         ...
 
     def share(self, nbytes: int) -> Any:
-        """Memory that the ranks of a machine have in common, zeros; None if not all of the job's can. All call it."""
+        """Zeroed memory shared by the ranks of a machine; None unless every rank of the job has it. Collective."""
         ...
 
     def meet(self, error: OnchipError | None = None) -> None:
-        """Return when all ranks came here; raises, on all of them, the error that one of them brings."""
+        """Barrier. If one rank passes an error, it is raised on all ranks."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether this rank has done its part."""
+        """Whether this rank has finished its part."""
         ...
 
     def leave(self, code: int | None = None) -> None:
-        """This rank's part is over. With a code: the others' is not; all processes end when this one does."""
+        """This rank's part is over. With a code, the others' is not: all processes are aborted when this one ends."""
         ...
 
 
@@ -177,12 +177,12 @@ class MpiRanks:
         told = self._comm.allgather((socket.gethostname(), __version__))
         self.hosts = tuple(host for host, _ in told)
         self._check_versions([version for _, version in told])
-        self._sent: list[tuple[Any, Any]] = []  # requests under way, and what they send
+        self._sent: list[tuple[Any, Any]] = []  # requests in flight, and their buffers
         self.is_over, self._code = False, 1
-        atexit.register(self._end)  # before MPI's own end, which would wait for ranks that are stuck
+        atexit.register(self._end)  # before MPI's finalise, which would wait for ranks that are stuck
 
     def _check_versions(self, versions: Sequence[str]) -> None:
-        """DeviceError on rank 0, which speaks for all, if a rank has another onchip: its bits may differ."""
+        """Raise DeviceError on rank 0 if a rank has another version of onchip: its bits may differ."""
         other = next((rank for rank, version in enumerate(versions) if version != versions[0]), None)
         if other is None:
             return
@@ -239,7 +239,7 @@ class MpiRanks:
     def exchange_machines(self, array: Any, cuts: Sequence[int]) -> None:
         if self.local_rank:
             return
-        row = self._mpi.BYTE.Create_contiguous(array[:1].nbytes).Commit()  # counts are rows: MPI counts in 32 bits
+        row = self._mpi.BYTE.Create_contiguous(array[:1].nbytes).Commit()  # counts are rows: MPI counts have 32 bits
         counts = [stop - start for start, stop in pairwise(cuts)]
         self._wait(self._firsts.Iallgatherv(self._mpi.IN_PLACE, [array, counts, cuts[:-1], row]))
         row.Free()
@@ -281,7 +281,7 @@ class MpiRanks:
         if not self.is_over and not self._mpi.Is_finalized():
             sys.stderr.flush()
             with open(os.devnull, "wb") as nothing:
-                os.dup2(nothing.fileno(), 2)  # what happened is said; MPI would add that it was told to abort
+                os.dup2(nothing.fileno(), 2)  # the error is already printed; this hides MPI's own abort message
             self._comm.Abort(self._code)
 
 
@@ -290,11 +290,11 @@ def same_machine(comm: Any, mpi: Any) -> Any:
     return comm.Split_type(mpi.COMM_TYPE_SHARED)
 
 
-_world: MpiRanks | None = None  # made once: all that a process does with others goes the same way
+_world: MpiRanks | None = None  # a singleton: MPI is initialised once per process
 
 
 def find_ranks() -> Ranks:
-    """The ranks of this job: MPI's, where a launcher started this process, else this one alone."""
+    """The ranks of this job: MPI's if a launcher started this process, else a single one."""
     global _world
     launched = launched_as()
     if launched is None or launched[1] == 1:
@@ -305,7 +305,7 @@ def find_ranks() -> Ranks:
 
 
 def hush(ranks: Ranks) -> None:
-    """Rank 0 speaks: what another rank says is shown only if it is that rank alone that fails."""
+    """Only rank 0 prints: the output of another rank is shown only if that rank alone fails."""
     if ranks.rank == 0:
         return
     shown, said = sys.stderr, io.StringIO()
@@ -320,13 +320,13 @@ def hush(ranks: Ranks) -> None:
 
 
 class Naps:
-    """Turns of a loop with a short sleep between them, which news ends; a longer one after a while without any."""
+    """A polling loop with a short sleep per turn, which `news` ends; the sleep grows after a while without news."""
 
     def __init__(self) -> None:
         self._news = threading.Event()
 
     def news(self) -> None:
-        """Something came, or another thread has something: look again at once."""
+        """Something arrived, or another thread has a result: poll again at once."""
         self._news.set()
 
     def __iter__(self) -> Iterator[None]:
@@ -338,7 +338,7 @@ class Naps:
 
 
 def wait_for(ranks: Ranks, seconds: float | None, what: str) -> tuple[int, Any]:
-    """The next message; RankError if none comes in so many seconds. None: wait as long as it takes."""
+    """The next message; RankError if none arrives within `seconds`. None: no limit."""
     started = time.monotonic()
     for _ in Naps():
         if (found := ranks.receive()) is not None:
@@ -350,13 +350,13 @@ def wait_for(ranks: Ranks, seconds: float | None, what: str) -> tuple[int, Any]:
 
 
 def silent(what: str, seconds: float) -> RankError:
-    """What is raised of a rank from which no message came in so many seconds."""
+    """The error for a rank that sent no message for `seconds`."""
     hint = "--deadline, if this is no hang; --resume goes on with what is done"
     return RankError(what, got=f"no word for {seconds:g} s", expected="a message", hint=hint)
 
 
 def gather_all(ranks: Ranks, value: Any) -> list[Any]:
-    """Every rank's value, on every rank; waits as long as the slowest takes."""
+    """Every rank's value, on every rank; waits for the slowest."""
     values = [value] * ranks.size
     if ranks.rank:
         ranks.send(0, value)
@@ -368,25 +368,25 @@ def gather_all(ranks: Ranks, value: Any) -> list[Any]:
 
 
 def of_rank(error: OnchipError, rank: int, host: str) -> OnchipError:
-    """The same error, and whose it is."""
+    """The same error, with the rank and host it is from."""
     what = f"{error.what} (rank {rank} on {host})"
     return type(error)(what, got=error.got, expected=error.expected, hint=error.hint)
 
 
 def rank_device(device: str, ranks: Ranks, gpus: int) -> str:
-    """A rank's device: "cuda" is the GPU of its number on its machine, round robin; others are as they are named."""
+    """A rank's device: "cuda" is a GPU of its machine by gpu_rank, round robin; other names are unchanged."""
     if device != "cuda" or ranks.size == 1 or gpus == 0:
         return device
     return f"cuda:{ranks.gpu_rank % gpus}"
 
 
 def rank_threads(threads: int | None, ranks: Ranks) -> int | None:
-    """A rank's threads on a CPU: the ranks of a machine share its cores, unless somebody says."""
+    """A rank's CPU threads: the ranks of a machine share its cores, unless `threads` is given."""
     if threads is not None or ranks.local_size == 1:
         return threads
     return max(1, min(len(own_cores()), ranks.local_cores // ranks.local_size))
 
 
 def own_cores() -> set[int]:
-    """The cores that this process may use, by their numbers."""
+    """The indices of the cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

@@ -1,4 +1,4 @@
-"""Who runs which chunk of a job: dealt on demand and in order, each once, whoever is quicker gets more."""
+"""Dynamic scheduling of a job's chunks: on demand and in order, each once; faster workers get more."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from onchip.network.types import TensorType, numpy_dtype
 from onchip.runtime.io.output import ChunkRecord, PartialOutput
 from onchip.runtime.io.stream import Chunk, ChunkDone
 
-OnChunk = Callable[[Chunk | None], None]  # hears what a rank is at
+OnChunk = Callable[[Chunk | None], None]  # called with the chunk that a rank starts
 
-FIRST_ROWS = 5  # of the results, kept for showing
+FIRST_ROWS = 5  # of the results, kept for display
 
 
 @dataclass(frozen=True, eq=False)
 class StreamReport:
     rows: int
-    resumed_rows: int  # of these, an earlier run did
+    resumed_rows: int  # of these, done by an earlier run
     seconds: float  # reading, running and writing together
     engine_seconds: float  # of the worker that ran longest
-    bad_rows: int  # rows of the input that hold a NaN or an infinity
+    bad_rows: int  # input rows that hold a NaN or an infinity
     first_bad_row: int | None
     first_rows: Array  # the first few results
 
@@ -40,15 +40,15 @@ class StreamReport:
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """A chunk that is run and written, as its worker tells it."""
+    """A chunk that is run and written, as its worker reports it."""
 
     record: ChunkRecord
     engine_seconds: float
-    first_rows: Array | None  # those of the first few results that are in it
+    first_rows: Array | None  # the part of the first few results that is in it
 
 
 def finished(done: ChunkDone, write: Callable[[int, Array], str] | None) -> Finished:
-    """Write a chunk's results, if anybody wants them, and say what is told of it."""
+    """Write a chunk's results, if there is an output, and return its report."""
     start, y = done.chunk.start, done.y
     digest = "" if write is None else write(start, y)
     first = y[: FIRST_ROWS - start].copy() if start < FIRST_ROWS else None
@@ -58,13 +58,13 @@ def finished(done: ChunkDone, write: Callable[[int, Array], str] | None) -> Fini
 
 @dataclass
 class _Worker:
-    chunks: dict[int, Chunk] = field(default_factory=dict)  # that it has, by number
+    chunks: dict[int, Chunk] = field(default_factory=dict)  # assigned to it, by number
     since: float = 0.0  # when it began the first of them
     engine_seconds: float = 0.0
 
 
 class Dealer:
-    """The chunks of a job that are left, and those that are under way. Threads may share it."""
+    """The remaining chunks of a job and those in flight. Thread-safe."""
 
     def __init__(
         self, chunks: Sequence[Chunk], output: PartialOutput | None, clock: Callable[[], float] = time.perf_counter
@@ -83,7 +83,7 @@ class Dealer:
                     self._first[chunk.start] = output.read(chunk.start, min(chunk.stop, FIRST_ROWS))
 
     def take(self, worker: int) -> Chunk | None:
-        """The next chunk for this worker; None if no chunk is left."""
+        """Assign the next chunk to this worker; None if no chunk is left."""
         with self._lock:
             if not self._left:
                 return None
@@ -95,7 +95,7 @@ class Dealer:
             return chunk
 
     def finish(self, worker: int, told: Finished) -> None:
-        """A worker's chunk is run and written."""
+        """Record that a worker's chunk is run and written."""
         with self._lock:
             has = self._workers[worker]
             del has.chunks[told.record.chunk]
@@ -110,13 +110,13 @@ class Dealer:
                 self._output.record(told.record)
 
     def stop(self) -> None:
-        """Deal no more."""
+        """Schedule no more chunks."""
         with self._lock:
             self._left.clear()
 
     @property
     def left(self) -> int:
-        """Chunks that nobody has taken yet."""
+        """Chunks that are not assigned yet."""
         return len(self._left)
 
     @property
@@ -127,7 +127,7 @@ class Dealer:
         return len(self._workers[worker].chunks) if worker in self._workers else 0
 
     def late(self, deadline_s: float) -> tuple[int, Chunk] | None:
-        """A worker that has been at a chunk for longer than this, and the chunk."""
+        """A worker that has spent longer than this on a chunk, and the chunk."""
         with self._lock:
             for worker, has in self._workers.items():
                 if has.chunks and self._clock() - has.since > deadline_s:

@@ -1,4 +1,4 @@
-"""Memory that processes of one machine have in common. It has no name in any folder, so it is gone when they are."""
+"""Memory shared by the processes of one machine. It is anonymous, so it is freed when they end."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import os
 
 
 def create(nbytes: int) -> tuple[str, mmap.mmap]:
-    """New memory, zeros, and the path by which other processes of this user open it while this one lives.
+    """New zeroed memory, and the path by which other processes of this user open it while this one lives.
 
-    OSError where the system has no such memory. Pages are taken when they are written to.
+    OSError if the system does not support it. Pages are allocated on first write.
     """
     if not hasattr(os, "memfd_create"):
         raise OSError("no memfd_create")
-    fd = os.memfd_create("onchip-weights")  # stays open: the path leads to it
+    fd = os.memfd_create("onchip-weights")  # stays open: the path refers to it
     os.ftruncate(fd, nbytes)
     return f"/proc/{os.getpid()}/fd/{fd}", _map(fd, nbytes)
 
 
 def attach(path: str, nbytes: int) -> mmap.mmap:
-    """The memory that another process created; OSError if it cannot be seen from here."""
+    """The memory that another process created; OSError if it is not visible here."""
     fd = os.open(path, os.O_RDWR)
     try:
         return _map(fd, nbytes)
@@ -29,12 +29,12 @@ def attach(path: str, nbytes: int) -> mmap.mmap:
 
 
 def forget(path: str) -> None:
-    """Nobody will open it by this path any more; who has it keeps it."""
+    """Close the path for further processes; existing mappings stay valid."""
     os.close(int(path.rpartition("/")[2]))
 
 
 def _map(fd: int, nbytes: int) -> mmap.mmap:
     found = mmap.mmap(fd, nbytes)
-    with contextlib.suppress(AttributeError, OSError):  # of a system without large pages
-        found.madvise(mmap.MADV_HUGEPAGE)  # rows are looked up all over it
+    with contextlib.suppress(AttributeError, OSError):  # a system without huge pages
+        found.madvise(mmap.MADV_HUGEPAGE)  # accesses are random
     return found

@@ -1,7 +1,7 @@
-"""Ranks of this machine, started by us: `onchip run --ranks 4`.
+"""Start ranks on this machine and supervise them: `onchip run --ranks 4`.
 
-The launcher is MPI's; every rank also talks to the process that started it, over a socket, a line of JSON each. So
-it can show one progress bar, and say of a rank that dies which one it was, where, and at which chunk.
+MPI's launcher starts them. Every rank also reports to the starting process over a socket, one line of JSON each, which
+shows one progress bar and reports which rank died, on which host and in which chunk.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from onchip.errors import DeviceError, InputError, RankError
 
-if TYPE_CHECKING:  # they load NumPy, which whoever starts ranks need not wait for
+if TYPE_CHECKING:  # they import NumPy, which the starting process does not need
     from onchip.runtime.distributed.ranks import Ranks
     from onchip.runtime.io.stream import Chunk
 
-SOCKET = "ONCHIP_SUPERVISOR"  # in a rank's environment: where it reports
-# That may be asked for: of each core, and on any machine. More would only wait for each other.
+SOCKET = "ONCHIP_SUPERVISOR"  # in a rank's environment: the socket to report to
+# Most ranks: per core, and on any machine. More would only wait for each other.
 RANKS_A_CORE, RANKS_ANYWHERE = 4, 16
-_TELL_S = 0.1  # between two reports of progress: whoever reads them is on a core that ranks work on
-_GRACE_S = 3.0  # for the launcher to notice that a rank is dead, and for ranks to stop
-# Open MPI refuses root and more ranks than cores, and ties ranks to cores, unless told.
+_TELL_S = 0.1  # between two progress reports: the reader shares a core with ranks
+_GRACE_S = 3.0  # for the launcher to notice a dead rank, and for ranks to stop
+# By default Open MPI refuses root and oversubscription, and binds ranks to cores.
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
@@ -50,20 +50,20 @@ OnProgress = Callable[[str, float, float, str], None]  # what, total, done, text
 
 
 class Reporter:
-    """What a rank tells the process that started it; nothing where that was somebody else."""
+    """Reports from a rank to the process that started it; does nothing without such a process."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()  # the thread that runs chunks reports, too
-        self._told = float("-inf")  # when progress was
+        self._told = float("-inf")  # time of the last progress report
         path = os.environ.get(SOCKET)
         if path is None or ranks.size == 1:
             return
         self._socket = _connect(path)
         self._tell(rank=ranks.rank, pid=os.getpid(), host=ranks.hosts[ranks.rank])
-        atexit.register(self._tell, bye=True)  # a rank that is killed says none
+        atexit.register(self._tell, bye=True)  # a killed rank sends none
         threading.Thread(target=_end_after, args=(self._socket,), name="onchip-starter", daemon=True).start()
-        if ranks.rank == 0:  # rank 0 speaks, and what a launcher has to say is shown only if it is needed
+        if ranks.rank == 0:  # rank 0's output is forwarded; the launcher's is only shown on failure
             for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
                 stream.flush()
                 with _connect(path) as channel:
@@ -80,15 +80,15 @@ class Reporter:
 
     def _tell(self, **what: Any) -> None:
         if self._socket is not None:
-            with self._lock, contextlib.suppress(OSError):  # who started it is gone: this rank will end, too
+            with self._lock, contextlib.suppress(OSError):  # the starting process is gone: this rank will end, too
                 self._socket.sendall(json.dumps(what).encode() + b"\n")
 
 
 def _end_after(starter: socket.socket) -> None:
-    """End this rank when the process that started it is gone: the launcher is in a session of its own, and stays."""
+    """End this rank when its starting process is gone: the launcher has its own session and would keep running."""
     with contextlib.suppress(OSError):
         starter.recv(1)  # nothing is ever sent this way: it returns when the other end is closed
-    os.kill(os.getpid(), signal.SIGTERM)  # in order: what is done is kept
+    os.kill(os.getpid(), signal.SIGTERM)  # an orderly stop, which keeps finished chunks
     time.sleep(_GRACE_S)
     os._exit(1)
 
@@ -104,7 +104,7 @@ def is_supervised() -> bool:
 
 
 def check_started_once(asked: object, ranks: Ranks) -> None:
-    """Ranks that a launcher started start none themselves; and those that --ranks started are as many as it says.
+    """Refuse --ranks under a launcher, and a rank of --ranks that sees no others.
 
     asked  the value of --ranks, or None
     """
@@ -129,7 +129,7 @@ class _Rank:
 
 
 def run_ranks(count: int, args: Sequence[str], on_progress: OnProgress) -> int:
-    """Run `onchip ARGS` as so many ranks on this machine; gives the exit code. RankError if one of them dies."""
+    """Run `onchip ARGS` as `count` ranks on this machine; returns the exit code. RankError if one of them dies."""
     cores = os.cpu_count() or 1
     most = max(RANKS_ANYWHERE, RANKS_A_CORE * cores)
     if not 1 < count <= most:
@@ -152,7 +152,7 @@ def run_ranks(count: int, args: Sequence[str], on_progress: OnProgress) -> int:
         home = str(Path(__file__).parents[2])
         before = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
         env = {**OPEN_MPI, **os.environ, SOCKET: path, "PYTHONPATH": os.pathsep.join([home, *before])}
-        # -P: without it, modules of the current folder would run.
+        # -P: keep modules in the current folder from being imported.
         command = [launcher, "-n", str(count), sys.executable, "-P", "-m", "onchip", *args]
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -163,19 +163,19 @@ def run_ranks(count: int, args: Sequence[str], on_progress: OnProgress) -> int:
 
 
 def _short_folder() -> str:
-    """Where temporary files go, or /tmp: the path of a socket has at most 107 characters."""
+    """The folder for temporary files, or /tmp: a socket path has at most 107 characters."""
     found = tempfile.gettempdir()
     return found if len(found) < 60 else "/tmp"
 
 
 def find_mpiexec() -> str | None:
-    """The launcher beside this Python, which the extra `mpi` installs, else the machine's own."""
+    """The launcher next to this Python, which the extra `mpi` installs, else the system's."""
     beside = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
     return beside or shutil.which("mpiexec") or shutil.which("mpirun")
 
 
 class _Connection:
-    """Reports of a rank, or what rank 0 writes to stdout or stderr, which goes on to ours."""
+    """Reports of a rank, or rank 0's stdout or stderr, which is forwarded to ours."""
 
     def __init__(self, hear: Callable[[int, dict[str, Any]], None]) -> None:
         self.rank: int | None = None
@@ -184,7 +184,7 @@ class _Connection:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def read(self, source: socket.socket) -> bool:
-        """Take what came; False if nothing will come any more."""
+        """Handle received data; False at the end of the stream."""
         try:
             data = source.recv(1 << 16)
         except OSError:
@@ -210,7 +210,7 @@ class _Watch:
     def __init__(self, process: subprocess.Popen[bytes], listener: socket.socket, on_progress: OnProgress) -> None:
         self._process, self._on_progress = process, on_progress
         self._ranks: dict[int, _Rank] = {}
-        self._log = bytearray()  # what the launcher says
+        self._log = bytearray()  # output of the launcher
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         assert process.stdout is not None
@@ -221,7 +221,7 @@ class _Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nobody stays behind: rank 0 may stop in order, then all are ended."""
+        """Leave no process running: rank 0 may stop in order, then all are killed."""
         if self._process.poll() is None and self._died is None:
             self._signal(self._ranks.get(0), signal.SIGTERM)
             self._watch_for(2 * _GRACE_S)
@@ -244,7 +244,7 @@ class _Watch:
                 expected="all ranks to the end", hint="--resume goes on with what is done",
             )  # fmt: skip
         code = self._process.returncode
-        if code and not (0 in self._ranks and self._ranks[0].said_bye):  # rank 0 did not say why
+        if code and not (0 in self._ranks and self._ranks[0].said_bye):  # rank 0 has not reported the reason
             sys.stderr.write(self._log.decode(errors="replace"))
         return code if code in (0, 1, 2) else 1
 
@@ -255,7 +255,7 @@ class _Watch:
             self._turn(0.05)
             if seconds is not None and time.monotonic() - started > seconds:
                 return
-        while self._turn(0.0):  # what was said last
+        while self._turn(0.0):  # drain the last reports
             pass
 
     def _turn(self, seconds: float) -> bool:

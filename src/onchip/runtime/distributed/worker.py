@@ -1,4 +1,4 @@
-"""A thread that runs chunks, while the main one talks: to other ranks, to the user, to the terminal's Ctrl-C."""
+"""A thread that runs chunks while the main thread handles messages, progress and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Worker(threading.Thread):
-    """Does some work at once. A daemon: one that hangs does not keep the process from ending."""
+    """Starts its work at once. A daemon: a hanging one does not keep the process alive."""
 
     def __init__(self, work: Callable[[], None], name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -22,6 +22,6 @@ class Worker(threading.Thread):
             self._error = error
 
     def raise_error(self) -> None:
-        """What the work failed with, if it did."""
+        """Raise the exception of the work, if it failed."""
         if self._error is not None:
             raise self._error

@@ -1,4 +1,4 @@
-"""Rows as callers hold them: NumPy arrays, CPU tensors of torch, nested lists and data frames, of any numeric dtype.
+"""Rows as callers pass them: NumPy arrays, CPU tensors of torch, nested lists and data frames, of any numeric dtype.
 
 Nothing here imports torch or pandas: a caller with a tensor or a data frame has them loaded.
 """
@@ -21,11 +21,11 @@ _NUMBER = (bool, int, float, np.bool_, np.number)
 
 
 class HostRowsError(InputError):
-    """An array of a kind that a device runs, but it is on the host: the engine's own path accepts it."""
+    """An array of a kind that the device supports, but on the host: the engine's host path accepts it."""
 
 
 def check_rows(x: Any, expected: TensorType) -> Array:
-    """x as a contiguous array if it is rows of `expected`; ShapeError if it is not."""
+    """x as a contiguous array, if it holds rows of `expected`; else ShapeError."""
     if not isinstance(x, np.ndarray):
         raise ShapeError(
             "input is not an array", got=type(x).__name__, expected=f"NumPy {expected}", hint="np.asarray(x)"
@@ -39,13 +39,13 @@ def check_rows(x: Any, expected: TensorType) -> Array:
 
 
 def convert_rows(x: Any, name: str, expected: TensorType, net: str, meaning: Meaning) -> Array:
-    """x, in any form and numeric dtype, as a contiguous array of `expected`; a conversion of dtypes is reported once.
+    """x, in any form and numeric dtype, as a contiguous array of `expected`; a dtype conversion is reported once.
 
     name     of the input, in messages; net: of its network
-    meaning  of the network, if this is its only input: a data frame's columns are selected by its names, where it has
-             all of them, and bytes are divided by its scale
+    meaning  of the network, if this is its only input: its names select a data frame's columns, if all are there, and
+             its scale divides bytes
 
-    ShapeError or InputError where values would be lost: floats for ints, or what is beyond the dtype.
+    ShapeError or InputError if values would be lost: floats for ints, or values beyond the dtype's range.
     """
     array = _as_array(x, name, meaning)
     _check_shape(array, expected)
@@ -72,7 +72,7 @@ def _check_shape(x: Array, expected: TensorType) -> None:
 
 
 def _shape_hint(x: Array, expected: TensorType) -> str:
-    """How x becomes such rows without a number leaving its row; "" if it cannot."""
+    """How to reshape x into such rows without moving an element to another row; "" if that is impossible."""
     if x.shape == expected.row_shape:
         return "x[None]: a single row is a batch of one"
     if x.ndim and int(np.prod(x.shape[1:])) == expected.row_size:
@@ -84,7 +84,7 @@ def _shape_hint(x: Array, expected: TensorType) -> str:
 
 
 def _converted(x: Array, name: str, expected: TensorType) -> Array:
-    """x in the dtype that is expected, if that holds its values; floats are rounded."""
+    """x in the expected dtype, if that can hold its values; floats are rounded."""
     wanted = numpy_dtype(expected.dtype)
     is_float = _is_float(x.dtype)
     if not (is_float or x.dtype.kind in "iub") or (is_float and not _is_float(wanted)):
@@ -94,7 +94,7 @@ def _converted(x: Array, name: str, expected: TensorType) -> Array:
         made = np.ascontiguousarray(x.astype(wanted))
     if _is_float(wanted):
         lost = ~np.isfinite(made)
-        if lost.any():  # seldom, so only then is x looked at
+        if lost.any():  # rare, so x is only checked then
             lost &= np.isfinite(x)
     elif np.can_cast(x.dtype, wanted):
         return made
@@ -136,7 +136,7 @@ def _as_array(x: Any, name: str, meaning: Meaning) -> Array:
 
 
 def _table_array(x: Any, name: str, meaning: Meaning) -> Array:
-    """A data frame or one of its columns, of pandas or of a library like it."""
+    """A data frame or one of its columns, of pandas or a similar library."""
     names = list(getattr(x, "columns", ()))
     if meaning.columns and set(meaning.columns) <= set(names):
         names = list(meaning.columns)
@@ -144,7 +144,7 @@ def _table_array(x: Any, name: str, meaning: Meaning) -> Array:
     array = np.asarray(x.to_numpy())
     if array.dtype.kind in "iufb":
         return array
-    columns = array.T if names else array[None]  # of objects, where columns have different dtypes
+    columns = array.T if names else array[None]  # object dtype, where columns have different dtypes
     for column, values in zip(names or [getattr(x, "name", None)], columns, strict=True):
         odd = next((repr(value) for value in values if not isinstance(value, _NUMBER)), "")
         if odd or array.dtype.kind != "O":
@@ -165,7 +165,7 @@ def is_tensor(x: Any) -> bool:
 
 
 def tensor_array(x: Any, what: str) -> Array:
-    """The memory of a CPU tensor as an array; gradients end here."""
+    """The memory of a CPU tensor as an array; detached from its gradient."""
     torch: Any = sys.modules["torch"]
     if x.device.type != "cpu":
         got, hint = f"a tensor on {x.device}", "x.cpu()"
@@ -178,7 +178,7 @@ def tensor_array(x: Any, what: str) -> Array:
             array: Array = bits.view(numpy_dtype(dtype))
         else:
             array = x.numpy()
-    except (TypeError, RuntimeError) as error:  # sparse, quantised, or a view that is computed when it is read
+    except (TypeError, RuntimeError) as error:  # sparse, quantised, or a lazily computed view
         got = f"{dtype}: {str(error).splitlines()[0]}"
         raise InputError(
             f"{what} is no plain tensor", got=got, expected="a dense CPU tensor", hint="x.numpy()"
@@ -187,7 +187,7 @@ def tensor_array(x: Any, what: str) -> Array:
 
 
 def array_tensor(array: Array) -> Any:
-    """A tensor in the memory of an array."""
+    """A tensor that shares an array's memory."""
     torch: Any = sys.modules["torch"]
     if array.dtype.kind != "V":
         return torch.from_numpy(array)

@@ -1,10 +1,10 @@
-"""The output of a run: chunks of rows in any order, by one process or by many, that become a file when all are there.
+"""The output of a run: chunks of rows in any order, from one or many processes, that become a file when complete.
 
-Until then the rows are stored in out.npy.partial, and out.npy.manifest says what is run and which chunks are done: a
-line each, a digest and its JSON, {"chunk": 3, "digest": ..}, written after the chunk's rows. A killed run continues
-from there. A chunk counts as done only if its line and its rows have the digests that they name, whatever a crash left
-of either file. The first line is checked against the job at hand; it holds no plan, only what planning needs to choose
-the same one again.
+Until then the rows are stored in out.npy.partial, and out.npy.manifest records the job and the finished chunks: one
+line each, a digest and its JSON, {"chunk": 3, "digest": ..}, written after the chunk's rows. A killed run resumes from
+there. A chunk counts as done only if its line and its rows match their digests, whatever a crash left of either file.
+The first line is checked against the current job; it holds no plan, only what planning needs to choose the same one
+again.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ WRITERS: dict[str, type[RowWriter]] = {
     ".npy": NpyWriter, ".bin": FlatWriter, ".csv": CsvWriter, ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter,
 }  # fmt: skip
 PICTURES = (".bmp", ".png")
-FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows come out as images
-AS_THEY_LIE = (".npy", ".bin")  # rows as they are in the unfinished output; other formats are made of that
+FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows are images
+AS_THEY_LIE = (".npy", ".bin")  # stored like the unfinished output; other formats are converted from it
 VERSION = 3
 MakeWriter = Callable[[Path, tuple[int, ...], Any], RowWriter]
-KEEP_S = 10.0  # after its first chunk: less work is done again as quickly as it is resumed
-COPY_BYTES = 8 << 20  # of rows at a time, where another format is made of them
+KEEP_S = 10.0  # after its first chunk: less work is repeated as quickly as it is resumed
+COPY_BYTES = 8 << 20  # of rows at a time, when converting to another format
 
 
 @dataclass(frozen=True)
 class ChunkRecord:
-    """A finished chunk, as the manifest has it."""
+    """A finished chunk, as the manifest records it."""
 
     chunk: int
-    digest: str  # of the rows as they lie in the file
-    bad_rows: int = 0  # rows of the input that hold a NaN or an infinity
+    digest: str  # of the rows as stored in the file
+    bad_rows: int = 0  # input rows that hold a NaN or an infinity
     first_bad_row: int | None = None
 
 
 def check_output_suffix(path: Path | None) -> None:
-    """InputError for an output of an unknown format. It needs no network, so it can be said before all work."""
+    """Raise InputError for an output of an unknown format. Needs no network, so it can run before any work."""
     if path is not None and path.suffix.lower() not in WRITERS:
         got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
         hint = f"-o {path.with_suffix('.npy')}" if path.name else "-o out.npy"
@@ -74,14 +74,14 @@ def open_output(
     keep_s: float = KEEP_S,
     top: int | None = None,
 ) -> Iterator[PartialOutput | None]:
-    """The output for the results of `rows` rows; the file appears when the block ends well. No path, no output.
+    """The output for the results of `rows` rows; the file appears if the block succeeds. None without a path.
 
-    job     what decides the results, as JSON knows it: a run is resumed only by one of the same job
+    job     everything that determines the results, as JSON: only a run of the same job can resume
     resume  keep the chunks that an earlier run of this job finished
-    keep_s  of a run that is stopped sooner nothing is kept
-    top     how many classes of a row are written into a .csv, where the network knows their names
+    keep_s  a run stopped sooner than this keeps nothing
+    top     classes per row in a .csv, if the network has class names
 
-    Whatever can be known to stop the writing is raised now, not after the work.
+    Problems that will prevent writing are raised now, not after the work.
     """
     if path is None:
         yield None
@@ -98,7 +98,7 @@ def open_output(
     make: MakeWriter = WRITERS[suffix]
     if suffix == ".csv":
         make = functools.partial(CsvWriter, classes=net.meaning.classes, top=top or 1)
-    make(path, (rows, *net.output.row_shape), numpy_dtype(net.output.dtype))  # raises what the format cannot hold
+    make(path, (rows, *net.output.row_shape), numpy_dtype(net.output.dtype))  # raises if the format cannot hold them
     check_writable(path)
     output = PartialOutput(path, net.output, rows, make, dict(job or {}), resume, keep_s)
     try:
@@ -112,7 +112,7 @@ def open_output(
 
 
 class PartialOutput:
-    """An output in the making. `begin` it, `write` chunks, `record` them; who opened it ends it."""
+    """An unfinished output. `begin` it, `write` chunks, `record` them; open_output finishes it."""
 
     def __init__(
         self,
@@ -126,8 +126,8 @@ class PartialOutput:
     ) -> None:
         self._make, self._keep_s = make, keep_s
         self.path, self.records = path, dict[int, ChunkRecord]()
-        self.plan: Mapping[str, Any] = {}  # what an earlier run wrote down of its plan; unchecked
-        self.cuts: tuple[int, ...] = ()  # where its chunks began
+        self.plan: Mapping[str, Any] = {}  # the plan_record of an earlier run; unchecked
+        self.cuts: tuple[int, ...] = ()  # first rows of its chunks
         self.data_path, self.manifest_path = (Path(f"{path}.{end}") for end in ("partial", "manifest"))
         head = npy_header((rows, *given.row_shape), numpy_dtype(given.dtype)) if path.suffix.lower() == ".npy" else b""
         self._head, self._job = head, json.loads(json.dumps(job))
@@ -138,10 +138,10 @@ class PartialOutput:
         self._first_record_s, self._has_begun, self.is_resumed = 0.0, False, False
         has_lines = bool(self._manifest.read(1))
         try:
-            self.found = has_lines or self.data_path.exists()  # an earlier run's
+            self.found = has_lines or self.data_path.exists()  # of an earlier run
             if resume:
                 self._read_manifest()
-            open_own(self.data_path).close()  # whatever else has this name is refused now, not after the work
+            open_own(self.data_path).close()  # anything else with this name is refused now, not after the work
         except BaseException:
             self.close()
             if not has_lines:
@@ -149,9 +149,9 @@ class PartialOutput:
             raise
 
     def begin(self, plan: Mapping[str, Any], cuts: tuple[int, ...]) -> None:
-        """Make the files ready for the chunks that begin at these rows; those of an earlier run stay, if it is resumed.
+        """Prepare the files for chunks that begin at these rows; a resumed run keeps its finished chunks.
 
-        plan  what a resumed run must know to plan alike, as JSON knows it
+        plan  what a resumed run needs to make the same plan, as JSON
         """
         self._has_begun = True
         if not self.is_resumed:
@@ -162,7 +162,7 @@ class PartialOutput:
                     data.truncate(0)
                 self._manifest.truncate(0)
                 self._append(head)
-                os.fsync(self._manifest.fileno())  # ranks on other machines look at it
+                os.fsync(self._manifest.fileno())  # ranks on other machines read it
             except OSError as error:
                 raise write_error(self.data_path, error) from None
         if self._file is None:
@@ -178,7 +178,7 @@ class PartialOutput:
         return self._file.read(start, stop)
 
     def record(self, record: ChunkRecord) -> None:
-        """Write down that a chunk is done, whose rows are written."""
+        """Record that a chunk is done; its rows must be written."""
         if not self.records:
             self._first_record_s = time.monotonic()
         self.records[record.chunk] = record
@@ -187,7 +187,7 @@ class PartialOutput:
     # -- the end -------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """All chunks are there: make the file."""
+        """All chunks are done: create the file."""
         if self._file is None or len(self.records) < len(self.cuts):
             got, expected = f"{len(self.records)} chunks", f"{len(self.cuts)}"
             raise InputError(f"wrong number of rows for {self.path}", got=got, expected=expected)
@@ -206,7 +206,7 @@ class PartialOutput:
         self._remove()
 
     def leave(self, error: BaseException) -> None:
-        """The run ends with this error: keep what is done if it can be of use."""
+        """The run ends with this error: keep finished chunks if they can be reused."""
         if not self._has_begun:
             is_of_use = self.found
         elif self.is_resumed:
@@ -220,7 +220,7 @@ class PartialOutput:
 
     @property
     def kept(self) -> str:
-        """What is said of chunks that stay for the next run; nothing if none do."""
+        """The message about chunks that are kept for the next run; "" if there are none."""
         if not (self.records and self.manifest_path.exists()):
             return ""
         return f"{len(self.records):,} of {len(self.cuts):,} chunks are kept in {self.data_path}: go on with --resume"
@@ -228,7 +228,7 @@ class PartialOutput:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-        self._manifest.close()  # which ends its lock
+        self._manifest.close()  # releases its lock
 
     def _remove(self) -> None:
         for path in (self.data_path, self.manifest_path):
@@ -245,7 +245,7 @@ class PartialOutput:
         return file
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        """All of a line at once: a crash leaves the last line incomplete, if any."""
+        """Write a line at once: a crash leaves at most the last line incomplete."""
         try:
             self._manifest.seek(0, os.SEEK_END)
             self._manifest.write(make_line(line))
@@ -253,7 +253,7 @@ class PartialOutput:
             raise write_error(self.manifest_path, error) from None
 
     def _read_manifest(self) -> None:
-        """Take over what an earlier run of the same job finished."""
+        """Load the finished chunks of an earlier run of the same job."""
         self._manifest.seek(0)
         first, *others = self._manifest.readall().split(b"\n")
         if not others or not self.data_path.exists():  # it ended before its first chunk
@@ -274,13 +274,13 @@ class PartialOutput:
         self.slices = replace(self.slices, token=head["token"])
         self._file = SliceFile(self.slices)
         for line in others:
-            with contextlib.suppress(FormatError):  # damaged, or of a run that was killed meanwhile: it is done again
+            with contextlib.suppress(FormatError):  # damaged or truncated: the chunk is run again
                 record = self._checked(parse_line(line))
                 self.records[record.chunk] = record
 
     @contextlib.contextmanager
     def blaming_manifest(self) -> Iterator[None]:
-        """A FormatError of the block is the manifest's."""
+        """Report a FormatError of the block as a damaged manifest."""
         try:
             yield
         except FormatError as error:
@@ -310,7 +310,7 @@ class PartialOutput:
             low, high = whole(cut, "a cut", low, high) + 1, rows - 1
 
     def _checked(self, told: dict[str, Any]) -> ChunkRecord:
-        """The record of a chunk whose rows are there; FormatError if it is none."""
+        """The record of a chunk whose rows match; FormatError if it is invalid."""
         fields(told, tuple(field.name for field in dataclasses.fields(ChunkRecord)), "a chunk")
         chunk = whole(told["chunk"], "its number", 0, len(self.cuts) - 1)
         start, stop = (*self.cuts, self.slices.shape[0])[chunk : chunk + 2]

@@ -1,4 +1,4 @@
-"""Rows that are read when asked for: of files, random ones, and both made to fit what a network reads."""
+"""Rows that are read on demand: from files or a random generator, converted to a network's input type."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.kernel import MAX_ROWS
 from onchip.runtime.engine import id_limits
 
-_PASSED_NUMBERS = 1 << 20  # of random rows that nobody reads, drawn at a time
+_PASSED_NUMBERS = 1 << 20  # of random rows that are skipped, drawn at a time
 
 
 class Source(Protocol):
-    """Rows that are read on request: a RowSource of formats/arrays, RandomRows, FittedRows, or the like."""
+    """Rows that are read on demand: a RowSource of formats/arrays, RandomRows, FittedRows, or similar."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -39,10 +39,10 @@ class Source(Protocol):
 
 
 def open_input_rows(path: Path, expected: TensorType, name: str = "", columns: Sequence[str] = ()) -> RowSource:
-    """The rows of a file. .txt is text and .bin bare numbers of the expected type; others say what they are.
+    """The rows of a file. .txt is text and .bin raw values of the expected type; other formats have a header.
 
-    name     of the array in an .npz that has several
-    columns  of a .csv with a header, in the order in which the network reads them; none: all
+    name     of the array in an .npz with several
+    columns  of a .csv with a header, in the network's order; empty: all
     """
     suffix = path.suffix.lower()
     if suffix == ".csv":
@@ -57,7 +57,7 @@ def open_input_rows(path: Path, expected: TensorType, name: str = "", columns: S
 
 
 def _as_ints(values: Array, expected: TensorType, path: Path) -> Array:
-    """The numbers of a table as what a network reads that reads whole numbers."""
+    """The values of a table as ints, for a network that reads ints."""
     if "int" not in expected.dtype:
         return values
     if (bad := np.flatnonzero(values != np.rint(values))).size:
@@ -68,12 +68,12 @@ def _as_ints(values: Array, expected: TensorType, path: Path) -> Array:
 
 
 class RandomRows:
-    """Rows from a seed, drawn as they are read, which must be in order; rows that are passed over are drawn too.
+    """Rows from a seed, drawn as they are read, which must be in order; skipped rows are drawn too.
 
     With `rng = numpy.random.default_rng(seed)`:
 
     a float input is `rng.standard_normal((rows, ...), dtype=float32)`, ids are `rng.integers(0, V, (rows, ...))` of
-    the input's dtype, V (`id_limit`) the rows of the table that they look into.
+    the input's dtype, where V (`id_limit`) is the row count of their table.
     """
 
     def __init__(self, given: TensorType, rows: int, seed: int, id_limit: int | None = None) -> None:
@@ -111,13 +111,13 @@ class RandomRows:
         return self._rng.standard_normal(shape, dtype=np.float32).astype(self.dtype, copy=False)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return RandomRows, self._asked  # from the first row on
+        return RandomRows, self._asked  # restarts at the first row
 
 
 class FittedRows:
-    """A source whose rows are what the network reads; `notes` says what is done to them on the way.
+    """A source converted to the network's input type; `notes` lists the conversions.
 
-    Rows of another shape but the same size are reshaped. Numbers are converted only if `scale` is given.
+    Rows of another shape but the same size are reshaped. Values are converted only if `scale` is given.
     """
 
     def __init__(self, source: Source, expected: TensorType, scale: float | None = None) -> None:
@@ -145,13 +145,13 @@ class FittedRows:
     def read(self, start: int, stop: int) -> Array:
         rows = self._source.read(start, stop)
         if self._scale is not None:
-            with np.errstate(over="ignore"):  # what is too large becomes an infinity, and those are counted and told
+            with np.errstate(over="ignore"):  # overflow becomes infinity; such rows are counted and reported
                 rows = rows.astype(self.dtype) / self.dtype.type(self._scale)
         return rows.reshape(len(rows), *self.shape[1:])
 
 
 class LengthRows(FittedRows):
-    """Lengths of sequences. To a kernel a negative one is as good as 0; in a file it is a mistake."""
+    """Lengths of sequences. Kernels treat a negative one as 0; in a file it is an error."""
 
     def read(self, start: int, stop: int) -> Array:
         rows = super().read(start, stop)
@@ -184,17 +184,17 @@ def _check_scale(scale: float, expected: str) -> None:
 
 
 def rows_not_finite(x: Array) -> Array:
-    """Numbers of the rows that hold a NaN or an infinity."""
+    """Indices of the rows that hold a NaN or an infinity."""
     if x.dtype.kind in "iub" or np.isfinite(x).all():
         return np.empty(0, np.int64)
     return np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
 
 
-# -- of all inputs -----------------------------------------------------------------------------------------
+# -- all inputs --------------------------------------------------------------------------------------------
 
 
 def input_files(net: Network, first: Path | None, named: Mapping[str, Path], counted: Sequence[str]) -> dict[str, Path]:
-    """The file of every input but those that are counted: `first` is the first input's, others are named."""
+    """The file of every input except those that are counted: `first` is the first input's, others are named."""
     names = list(net.inputs)
     for name in named:
         if name not in names:
@@ -217,9 +217,9 @@ def input_files(net: Network, first: Path | None, named: Mapping[str, Path], cou
 def open_inputs(
     net: Network, files: Mapping[str, Path], scale: float | None = None, padding: int | None = None
 ) -> Iterator[tuple[FittedRows, ...]]:
-    """The rows of every input, in the network's order; float ones are scaled (see FittedRows).
+    """The rows of every input, in the network's order; float inputs are scaled (see FittedRows).
 
-    padding  lengths are counted from the ids: they end with so many of this id
+    padding  compute lengths from the ids, whose rows are padded at the end with this id
     """
     has_floats = any("float" in net.inputs[name].dtype for name in files)
     with contextlib.ExitStack() as stack:
@@ -229,7 +229,7 @@ def open_inputs(
             columns = net.meaning.columns if len(net.inputs) == 1 else ()
             source = stack.enter_context(open_input_rows(path, given, name, columns))
             divided = scale
-            if scale is None and net.meaning.scale and source.dtype == np.uint8:  # as when it was trained
+            if scale is None and net.meaning.scale and source.dtype == np.uint8:  # as in training
                 divided = net.meaning.scale
             fit = LengthRows if name in length_limits(net) else FittedRows
             opened[name] = fit(source, given, divided if "float" in given.dtype or not has_floats else None)
@@ -245,7 +245,7 @@ def open_inputs(
 
 
 def random_inputs(net: Network, rows: int, seed: int) -> tuple[RandomRows, ...]:
-    """So many random rows of every input; input i, counted from 0, is drawn from seed + i."""
+    """Random rows of every input; input i, counted from 0, uses seed + i."""
     limits = {**length_limits(net), **id_limits(net)}
     return tuple(
         RandomRows(given, rows, seed + i, limits.get(name)) for i, (name, given) in enumerate(net.inputs.items())
@@ -253,7 +253,7 @@ def random_inputs(net: Network, rows: int, seed: int) -> tuple[RandomRows, ...]:
 
 
 def length_limits(net: Network) -> dict[str, int]:
-    """For each input that holds lengths of sequences: one more than the longest that makes a difference."""
+    """For each input that holds sequence lengths: one more than the longest that makes a difference."""
     limits: dict[str, int] = {}
     for node in net.nodes:
         if isinstance(node.layer, SequenceMax) and node.inputs[1] in net.inputs:
@@ -264,7 +264,7 @@ def length_limits(net: Network) -> dict[str, int]:
 
 
 def padded_inputs(net: Network) -> tuple[str, str]:
-    """The input that holds sentences of ids and the one that holds their lengths; InputError unless both are clear."""
+    """The input of ids (B, S) and the input of their lengths; InputError unless there is exactly one of each."""
     ids, lengths = (sorted(limits(net)) for limits in (id_limits, length_limits))
     if len(ids) != 1 or len(lengths) != 1 or len(net.inputs[ids[0]].row_shape) != 1:
         got = ", ".join(f"{name}: {given}" for name, given in net.inputs.items())
@@ -274,7 +274,7 @@ def padded_inputs(net: Network) -> tuple[str, str]:
 
 
 class CountedLengths:
-    """How many ids of each row stand before the padding at its end."""
+    """Ids per row before the padding at its end."""
 
     def __init__(self, ids: Source, padding: int, expected: TensorType) -> None:
         self.shape, self.dtype = (len(ids),), numpy_dtype(expected.dtype)
@@ -284,7 +284,7 @@ class CountedLengths:
         return self.shape[0]
 
     def read(self, start: int, stop: int) -> Array:
-        """(stop - start,); the ids are read again, which a file of them takes well."""
+        """(stop - start,); reads the ids a second time, which is cheap for a file."""
         is_token = self._ids.read(start, stop) != self._padding
         last = is_token[:, ::-1].argmax(axis=1) if is_token.shape[1] else 0
         counted: Array = np.where(is_token.any(axis=1), is_token.shape[1] - last, 0).astype(self.dtype)

@@ -1,4 +1,4 @@
-"""A scan from an .npy file to another one, larger than memory if need be."""
+"""Scan an .npy file to another one; both may be larger than memory."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from onchip.runtime.scan import find_place, scan_array, scan_into
 class FileReport:
     shape: tuple[int, ...]
     dtype: str
-    chosen: str  # what it ran on, in words
-    seconds: float  # with reading and writing
+    chosen: str  # the device used, as text
+    seconds: float  # including reading and writing
 
     @property
     def bytes_per_s(self) -> float:
-        """Read and written."""
+        """Bytes read and written per second."""
         return 2 * int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize / self.seconds
 
 
@@ -43,9 +43,9 @@ def scan_file(
     threads: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FileReport:
-    """Scan the array in `source` along an axis; `target` appears whole or not at all.
+    """Scan the array in `source` along an axis; `target` is written atomically.
 
-    progress  told the numbers done and those there are, where the array is flat; others are scanned in one go
+    progress  called with the elements done and their total, for 1-D arrays; others are scanned in one call
     """
     check_suffix(target)
     check_writable(target)
@@ -62,7 +62,7 @@ def scan_file(
 
 
 def _warm_up(x: Array, how: ScanOp, at: int, device: str, threads: int | None) -> None:
-    """Scan a few of the numbers: to compile and load kernels is not part of the time that is told."""
+    """Scan a few elements, so that the reported time excludes compiling and loading kernels."""
     from onchip.kernels.cpu.threading.threads import load_helpers
 
     if find_place(device, threads)[0] is None:
@@ -79,12 +79,12 @@ def check_suffix(target: Path) -> None:
 
 
 def map_numbers(path: Path) -> Array:
-    """The array of an .npy file, of a dtype that can be scanned; mapped, for reading only."""
+    """The array of an .npy file, of a dtype that can be scanned; memory-mapped, read-only."""
     text = "numpy.save('x.npy', numpy.loadtxt(...)) makes one of a text file"
     if path.suffix.lower() != ".npy":
         got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
         raise FormatError(f"cannot read {path}: unknown format", got=got, expected="an .npy file", hint=text)
-    open_rows(path).close()  # judges the header, and whether the file is as long as that says
+    open_rows(path).close()  # checks the header, and the length of the file against it
     try:
         x: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
@@ -96,14 +96,14 @@ def map_numbers(path: Path) -> Array:
 
 @contextlib.contextmanager
 def write_npy(path: Path, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Iterator[Array]:
-    """An array to write to, mapped; it becomes the file when the block ends well."""
+    """A memory-mapped array to write to; it becomes the file if the block succeeds."""
     with atomic_write(path) as file:
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         begin = file.tell()
         size = begin + int(np.prod(shape)) * dtype.itemsize
         file.truncate(size)
-        if hasattr(os, "posix_fallocate"):  # a disk that is full says so here; later it would be a SIGBUS
+        if hasattr(os, "posix_fallocate"):  # a full disk is reported here; later it would be a SIGBUS
             os.posix_fallocate(file.fileno(), 0, size)
         y = np.memmap(file, dtype, "r+", begin, shape)
         yield y

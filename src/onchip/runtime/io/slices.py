@@ -1,4 +1,4 @@
-"""Rows of an unfinished output, where several processes write them: each its own slices."""
+"""The rows of an unfinished output file, which several processes write: each its own slices."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from onchip.formats.graph_json import parse_json
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 
-_PIECE_BYTES, _MOST_THREADS = 2 << 20, 8  # that a digest is computed of at a time: threads share what is longer
+_PIECE_BYTES, _MOST_THREADS = 2 << 20, 8  # of a digest: threads share longer data
 
 
 @dataclass(frozen=True)
 class Slices:
-    """Where the rows of an unfinished output lie: plain data, by which any process finds and fills them."""
+    """The location of an unfinished output's rows: plain data, by which any process finds and fills them."""
 
     path: str
-    offset: int  # bytes in front of the first row
+    offset: int  # bytes before the first row
     shape: tuple[int, ...]  # (rows, ...)
     dtype: str
-    token: str = ""  # stands in the manifest's first line: a file of the same name on another machine has another
+    token: str = ""  # also in the manifest's first line: a file of the same name on another machine has another one
 
     @property
     def row_bytes(self) -> int:
@@ -43,14 +43,14 @@ class Slices:
 
 
 class SliceFile:
-    """Rows of an unfinished output, written and read by their numbers."""
+    """Rows of an unfinished output, written and read by index."""
 
     def __init__(self, slices: Slices) -> None:
         self.slices = slices
         self._file = open_own(Path(slices.path), create=False)
 
     def write(self, start: int, rows: Array) -> str:
-        """Put rows (any, ...) where row `start` lies; returns their digest."""
+        """Write rows (any, ...) from row `start` on; returns their digest."""
         data = memoryview(np.asarray(rows, self.slices.stored, order="C").reshape(-1).view(np.uint8).data)
         digest = begin_digest(data)
         try:
@@ -62,7 +62,7 @@ class SliceFile:
         return digest()
 
     def write_head(self, head: bytes) -> None:
-        """Put what stands before the rows there, and cut off what goes on after them."""
+        """Write the header before the rows, and truncate the file after them."""
         end = len(head) + self.slices.shape[0] * self.slices.row_bytes
         try:
             self._file.seek(0)
@@ -101,7 +101,7 @@ class SliceFile:
 
 
 def has_token(slices: Slices) -> bool:
-    """Whether this process sees the very output that these slices are of."""
+    """Whether this process sees the same output file, by the token in its manifest."""
     try:
         file = open_own(Path(slices.path.removesuffix(".partial") + ".manifest"), create=False)
         with io.BufferedReader(file) as manifest:
@@ -110,7 +110,7 @@ def has_token(slices: Slices) -> bool:
         return False
 
 
-# -- lines of a manifest: a digest and the JSON that it is of ---------------------------------------------------------
+# -- lines of a manifest: a digest and its JSON -------------------------------------------------------------------
 
 
 def make_line(told: Mapping[str, Any]) -> bytes:
@@ -119,7 +119,7 @@ def make_line(told: Mapping[str, Any]) -> bytes:
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """What a line says, without its newline; nothing if a bit of it is not as it was written."""
+    """The contents of a line without its newline; empty if its digest does not match."""
     digest, _, text = line.partition(b" ")
     if digest != hashlib.sha256(text).hexdigest().encode():
         return {}
@@ -131,12 +131,12 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 
 def digest_rows(data: bytes | memoryview) -> str:
-    """Of rows as they are stored in the file."""
+    """The digest of rows as stored in the file."""
     return begin_digest(data)()
 
 
 def begin_digest(data: bytes | memoryview) -> Callable[[], str]:
-    """The same, computed by threads while the caller does something else; call what it returns for the digest.
+    """digest_rows, computed by threads in the background; call the returned function for the digest.
 
     BLAKE2b of the digests of pieces. It is as strong as SHA-256, and faster on CPUs without SHA instructions.
     """

@@ -1,4 +1,4 @@
-"""Rows through an engine, a piece at a time: a file larger than memory passes in bounded space."""
+"""Stream rows through an engine in chunks: a file larger than memory needs bounded space."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from onchip.runtime.engine import Engine
 from onchip.runtime.io.row_sources import Source, rows_not_finite
 
 PIECE_BYTES = 8 << 20  # of input and output at a time: dwarfs the cost of a launch, and its memory is reused
-GPU_PIECE_BYTES = 64 << 20  # on a GPU: some chunks of staging.py, so that copies and kernels overlap within a piece
+GPU_PIECE_BYTES = 64 << 20  # on a GPU: several chunks of staging.py, so that copies and kernels overlap within a piece
 BETWEEN_BYTES = 256 << 20  # of values between groups at a time
-GPU_BETWEEN_PART = 8  # on a GPU: of its memory, since a piece is some chunks, each with work for the whole GPU
-PIECE_US = 250_000  # by the plan's estimate at a time: progress is told and Ctrl-C heard a few times a second
-LEAST_PIECE_ROWS = 64  # but weights are read once a piece: share them between some rows
-MESSAGE_US = 500  # that a piece costs a worker among several: written, told, recorded
-LONG_ROWS, FIRST_PART = 1 << 16, 8  # a piece of so many rows takes a while to read: the first is such a part of it
+GPU_BETWEEN_PART = 8  # on a GPU: a fraction of its memory, since a piece is several chunks that each fill the whole GPU
+PIECE_US = 250_000  # by the plan's estimate at a time: progress and Ctrl-C are handled a few times per second
+LEAST_PIECE_ROWS = 64  # weights are read once per piece: amortise them over some rows
+MESSAGE_US = 500  # per piece and worker, among several: to write, report and record it
+LONG_ROWS, FIRST_PART = 1 << 16, 8  # a piece this long takes a while to read: the first one is a fraction of it
 
 
 class Readable(Protocol):
@@ -39,7 +39,7 @@ class Sink(Protocol):
 
 
 def piece_rows(plan: Plan) -> int:
-    """How many rows make a piece when nobody says: few enough for memory and for a moving progress bar."""
+    """The default rows per piece: few enough for memory and for a moving progress bar."""
     net, on_gpu, many = plan.network, plan.device.kind == "cuda", 1 << 20
     row_bytes = sum(given.row_bytes for given in (*net.inputs.values(), net.output))
     by_bytes = (GPU_PIECE_BYTES if on_gpu else PIECE_BYTES) // max(1, row_bytes)
@@ -57,9 +57,9 @@ def check_piece(batch_rows: int) -> None:
 
 
 def cut_rows(total: int, batch_rows: int, ahead: bool) -> tuple[int, ...]:
-    """Where pieces of so many rows begin.
+    """The first rows of pieces of `batch_rows` rows.
 
-    ahead  the next piece is read while one is in use: the first is short, since nobody works meanwhile
+    ahead  the next piece is read while one runs: the first is short, since nothing runs while it is read
     """
     check_piece(batch_rows)
     first = batch_rows // FIRST_PART if ahead and batch_rows >= LONG_ROWS else batch_rows
@@ -67,7 +67,7 @@ def cut_rows(total: int, batch_rows: int, ahead: bool) -> tuple[int, ...]:
 
 
 def share_rows(plan: Plan, total: int, most: int, workers: int) -> tuple[int, ...]:
-    """Where pieces of at most so many rows begin, for several workers: the last are short, so that all end together."""
+    """First rows of pieces of at most `most` rows for several workers: the last are short, so that all end together."""
     least = _least_rows(plan, max(1, min(most, total // (2 * workers))))
     cuts, start = [], 0
     while start < total:
@@ -77,7 +77,7 @@ def share_rows(plan: Plan, total: int, most: int, workers: int) -> tuple[int, ..
 
 
 def _least_rows(plan: Plan, most: int) -> int:
-    """How short pieces should become: who is done waits for half of one, but a row takes longer in short ones."""
+    """The shortest piece: idle workers wait for half of one at the end, but short pieces cost more per row."""
 
     def row_us(rows: int) -> float:
         return (plan.estimate_at(rows) + MESSAGE_US) / rows
@@ -88,7 +88,7 @@ def _least_rows(plan: Plan, most: int) -> int:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows start .. stop - 1 of a job: what is run, written and, among several workers, dealt at a time."""
+    """Rows start .. stop - 1 of a job: the unit that is run, written and, with several workers, scheduled."""
 
     number: int
     start: int
@@ -102,10 +102,10 @@ def chunks_of(cuts: Sequence[int], total: int) -> list[Chunk]:
 def read_chunks(
     sources: Sequence[Readable], chunks: Iterable[Chunk | None], ahead: bool
 ) -> Iterator[tuple[Chunk, tuple[Array, ...], Array] | None]:
-    """The rows of every input, chunk by chunk, and which of them hold a NaN or an infinity.
+    """The rows of every input, chunk by chunk, and the indices of those that hold a NaN or an infinity.
 
-    chunks  None among them: there is no other one yet; what was read is given, or None for all that was
-    ahead   while one chunk is in use, a thread reads the next one
+    chunks  may hold None: no further chunk yet; then yield what was read, or None if there is nothing
+    ahead   a thread reads the next chunk while one is in use
     """
 
     def read(chunk: Chunk) -> tuple[Chunk, tuple[Array, ...], Array]:
@@ -131,7 +131,7 @@ def read_chunks(
 
 @dataclass(frozen=True, eq=False)
 class ChunkDone:
-    """A chunk that an engine has run. y is overwritten when another one is run."""
+    """A chunk that an engine has run. A later chunk overwrites y."""
 
     chunk: Chunk
     y: Array
@@ -146,9 +146,9 @@ T = TypeVar("T")
 def run_chunks(
     engine: Engine, sources: Sequence[Readable], chunks: Iterable[Chunk | None], then: Callable[[ChunkDone], T]
 ) -> Iterator[T]:
-    """Run these chunks of `sources`, one source for each input, and do something with each; gives what that gives.
+    """Run these chunks of `sources`, one source per input, and yield `then(done)` of each.
 
-    then  on a GPU a thread does it, while the next chunk is run; one chunk at a time, in order
+    then  runs on a thread on a GPU, while the next chunk runs; one chunk at a time, in order
 
     On a CPU one chunk is in memory at a time; on a GPU the results of two, and the rows of two.
     """
@@ -171,7 +171,7 @@ def run_chunks(
 
 
 def _run_chunk(engine: Engine, chunk: Chunk, xs: tuple[Array, ...], bad: Array, outs: list[Array]) -> ChunkDone:
-    """Run a chunk; its results come into the first of `outs`, which grows if it must."""
+    """Run a chunk into the first of `outs`, which is reallocated if it is too small."""
     rows = chunk.stop - chunk.start
     if len(outs[0]) < rows:
         outs[0] = np.empty((rows, *outs[0].shape[1:]), outs[0].dtype)
@@ -179,19 +179,19 @@ def _run_chunk(engine: Engine, chunk: Chunk, xs: tuple[Array, ...], bad: Array, 
     try:
         y = engine(*xs, out=outs[0][:rows])
     except InputError:
-        engine.check_ids(*xs, first_row=chunk.start)  # of its rows the engine knows no number but in this chunk
+        engine.check_ids(*xs, first_row=chunk.start)  # the engine counts rows within this chunk only
         raise
     seconds = time.perf_counter() - begin
     return ChunkDone(chunk, y, bad.size, chunk.start + int(bad[0]) if bad.size else None, seconds)
 
 
 def reads_ahead(plan: Plan) -> bool:
-    """On a CPU a thread that reads ahead gains nothing (tried): it takes a core from the engine."""
+    """Only on a GPU. On a CPU, reading ahead gains nothing (tried): its thread takes a core from the engine."""
     return plan.device.kind == "cuda"
 
 
 def run_rows(engine: Engine, sources: Sequence[Source], sink: Sink, batch_rows: int) -> None:
-    """Run every row of `sources` and hand the results to `sink`, in order.
+    """Run every row of `sources` and write the results to `sink`, in order.
 
     batch_rows  rows at a time; the results do not depend on it
     """

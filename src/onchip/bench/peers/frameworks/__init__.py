@@ -1,1 +1,1 @@
-"""Networks as torch, JAX and Triton have them: what peers run. Part of the source tree, not of the wheel."""
+"""The peers' networks in torch, JAX and Triton. Part of the source tree, not of the wheel."""

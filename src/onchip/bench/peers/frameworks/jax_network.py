@@ -1,6 +1,6 @@
-"""A network as a function for jax.jit: one call of JAX a layer, with the same weights.
+"""A network as a function for jax.jit: one JAX call per layer, with the same weights.
 
-Channels stand in front, as in the network: XLA chooses itself how values lie between its kernels.
+The layout is NCHW, as in the network: XLA chooses its own layouts between kernels.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ from onchip.network.types import TensorType, numpy_dtype
 def jax_function(
     jax: Any, net: Network, dtype: str, precision: Any
 ) -> tuple[Callable[[Sequence[Value], Mapping[str, Weights]], Value], dict[str, Weights]]:
-    """forward(xs, weights) -> y, and the weights, by node and role: arguments, as XLA would fold constants.
+    """forward(xs, weights) -> y, and the weights, by node and role. They are arguments, as XLA would fold constants.
 
-    xs  (B, ...) each, of `dtype` or ids; y too is of `dtype`, and all weights that are floats
+    xs  (B, ...) each, of `dtype` or ids; y and all float weights are of `dtype`
     """
     for node in net.nodes:
         if type(node.layer) not in FORMS:
@@ -163,7 +163,7 @@ def _folded(layer: Layer, w: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _row_norm(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    """Its sums in float32, as the libraries of JAX have them."""
+    """Sums in float32, as in JAX's libraries."""
     layer, numpy = node.layer, to.jax.numpy
     assert isinstance(layer, LayerNorm | RMSNorm | GroupNorm)
     parts = layer.parts(TensorType(("B", *x.shape[1:])))
@@ -270,14 +270,14 @@ def _compare(function: Callable[[Value, Value], Value]) -> Form:
 
 
 def _to_ints(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    """By ints of 32 bits where it has fewer: XLA clips what does not fit, where onchip keeps the last bits."""
+    """Narrow types go through int32: XLA saturates values that do not fit, onchip wraps."""
     dtype = numpy_dtype(node.layer.attributes()["dtype"])
-    is_short = dtype.itemsize < 4 and dtype.kind != "b"  # a bool is what is not 0, fractions too
+    is_short = dtype.itemsize < 4 and dtype.kind != "b"  # bool is x != 0, also for fractions
     return (x.astype("int32") if is_short else x).astype(dtype)
 
 
 def _to_pixels(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    """As people write it; that a NaN becomes 0 is left out."""
+    """The usual code; it does not map NaN to 0."""
     return to.jax.numpy.clip((x + 1) / 2 * 255, 0, 255).astype("uint8")
 
 
@@ -296,7 +296,7 @@ _PREPARED: dict[type[Layer], Callable[[Layer, Mapping[str, Array]], Mapping[str,
     BatchNorm1d: _folded,
     BatchNorm2d: _folded,
 }
-# All but TokenConv and Interleave, which only rewrites make: peers get networks as they were before.
+# All but TokenConv and Interleave, which only rewrites create: peers get the network before rewrites.
 FORMS: dict[type[Layer], Form] = {
     ReLU: lambda to, node, w, x: to.jax.numpy.maximum(x, 0),
     LeakyReLU: _leaky_relu,
@@ -326,7 +326,7 @@ FORMS: dict[type[Layer], Form] = {
     Conv2d: windows.conv,
     ConvTranspose1d: windows.conv_transpose,
     ConvTranspose2d: windows.conv_transpose,
-    # A place that lies nowhere needs no answer: every id has been checked.
+    # No out-of-range indices: every id has been checked.
     Embedding: lambda to, node, w, x: to.jax.numpy.take(w["weight"], x, axis=0, mode="clip"),
     BatchNorm1d: _batch_norm,
     BatchNorm2d: _batch_norm,

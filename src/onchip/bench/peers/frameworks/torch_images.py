@@ -1,4 +1,4 @@
-"""Networks over images, as people write them in torch; imported only where torch is."""
+"""Networks over images, written in torch in the usual way; imported only if torch is installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LeNet5(nn.Module):  # type: ignore[misc]
 
 
 class ResidualCNN(nn.Module):  # type: ignore[misc]
-    """Three convolutions with batch norm; the last adds to what it read."""
+    """Three convolutions with batch norm; the last has a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def conv_norm(C_in: int, C_out: int, kernel: int | tuple[int, int], **options: A
 
 
 class UNet(nn.Module):  # type: ignore[misc]
-    """Down to an eighth of the size and up again; on the way up, each size meets what it was on the way down."""
+    """Down to an eighth of the size and up again, with a skip connection at each size."""
 
     def __init__(self, C_in: int, widths: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -91,13 +91,13 @@ class UNet(nn.Module):  # type: ignore[misc]
 
 
 # -- MLPerf Tiny ---------------------------------------------------------------------------------------------
-# The networks of the benchmark for microcontrollers, as one writes them in torch: with as many zeros on either side
-# of an image where TensorFlow's "same" puts one more behind than in front; every size is the published one. The
-# fourth, of sounds, is among those over tables.
+# The networks of the benchmark for microcontrollers, written in torch in the usual way: symmetric pads where
+# TensorFlow's "same" pads one more at the end; every size is the published one. The fourth, for audio, is in
+# torch_tables.
 
 
 def separable(C_in: int, C_out: int, stride: int = 1) -> nn.Sequential:
-    """3x3 within each channel, then 1x1 across them."""
+    """Depthwise 3x3, then pointwise 1x1."""
     return nn.Sequential(conv_norm(C_in, C_in, 3, stride=stride, padding=1, groups=C_in), conv_norm(C_in, C_out, 1))
 
 
@@ -116,7 +116,7 @@ def ds_cnn() -> nn.Module:
 
 
 def mobilenet() -> nn.Module:
-    """MobileNetV1 at a quarter of its width: is there a person on 96x96 pixels."""
+    """MobileNetV1 at a quarter of its width: person detection on 96x96 pixels."""
     widths = (8, 16, 32, 32, 64, 64, *[128] * 6, 256, 256)
     strides = (1, 2, 1, 2, 1, 2, *[1] * 5, 2, 1)
     blocks = [separable(*pair, s) for pair, s in zip(itertools.pairwise(widths), strides, strict=True)]
@@ -125,7 +125,7 @@ def mobilenet() -> nn.Module:
 
 
 class ResidualBlock(nn.Module):  # type: ignore[misc]
-    """Two convolutions, added to what they read; where that is of another size, to a 1x1 convolution of it."""
+    """Two convolutions with a residual connection; if the size changes, through a 1x1 convolution."""
 
     def __init__(self, C_in: int, C_out: int, stride: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The networks of the benchmark `imported`: what makes them, and random rows; imported only where torch is."""
+"""The networks of the benchmark `imported` and their random rows; imported only if torch is installed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Model:
         return len(self.takes[0].row_shape) == 3
 
     def module(self) -> nn.Module:
-        """With weights from a fixed seed and batch norms that have seen data, in eval mode."""
+        """With weights from a fixed seed and batch norms with nontrivial statistics, in eval mode."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             module = self.make().eval()
@@ -66,13 +66,13 @@ class Model:
                 if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.LayerNorm):
                     nn.init.uniform_(part.weight, 0.5, 1.5)
                     nn.init.normal_(part.bias, 0, 0.1)
-                if isinstance(part, nn.MultiheadAttention):  # torch begins with zeros there
+                if isinstance(part, nn.MultiheadAttention):  # torch initialises these to zero
                     nn.init.normal_(part.in_proj_bias, 0, 0.1)
                     nn.init.normal_(part.out_proj.bias, 0, 0.1)
         return module.requires_grad_(False)
 
     def inputs(self, B: int) -> tuple[Array, ...]:
-        """B rows for every input."""
+        """B rows per input."""
         rng = np.random.default_rng(1)
         return tuple(
             rng.integers(0, given.vocabulary, (B, *given.row_shape)) if given.vocabulary

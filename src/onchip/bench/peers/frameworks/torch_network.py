@@ -1,6 +1,6 @@
-"""A network as a torch module: straight-line code of torch's own functions, with the same weights.
+"""A network as a torch module: straight-line calls of torch functions, with the same weights.
 
-The module is a torch.fx graph, so that calling it costs no more Python than a module written by hand, and
+The module is a torch.fx graph, so calling it has no more Python overhead than a hand-written module, and
 torch.compile sees plain calls.
 """
 
@@ -106,7 +106,7 @@ from onchip.network.layers import (
 
 
 def torch_module(net: Network) -> Any:
-    """The network as a torch.fx.GraphModule; its parameters are the weights that the nodes name, in their order."""
+    """The network as a torch.fx.GraphModule; its parameters are the nodes' weights, in order."""
     import torch
 
     builder = Builder(torch, net)
@@ -117,7 +117,7 @@ def torch_module(net: Network) -> Any:
         builder.add(node, form)
     outputs = tuple(builder.values[name] for name in net.outputs)
     builder.graph.output(outputs if len(outputs) > 1 else outputs[0])
-    builder.graph.eliminate_dead_code()  # a Linear that became a part of what reads it
+    builder.graph.eliminate_dead_code()  # e.g. a Linear that was merged into its reader
     return torch.fx.GraphModule(builder.root, builder.graph)
 
 
@@ -163,7 +163,7 @@ def _ordered(function: str) -> Form:
 
 
 def _prelu(to: Builder, node: Node, w: Weights, x: Value, *slopes: Value) -> Value:
-    """torch's own takes a slope for each channel alone."""
+    """torch's prelu accepts only one slope per channel."""
     slope = slopes[0] if slopes else w["constant"]
     return to.call("where", to.call("ge", x, 0), x, to.call("mul", x, slope))
 
@@ -198,14 +198,14 @@ def _compare(function: str) -> Form:
 
 
 def _hard_sigmoid(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-    """torch's own has a slope of 1/6 alone."""
+    """torch's hardsigmoid has a fixed slope of 1/6."""
     layer = node.layer
     assert isinstance(layer, HardSigmoid)
     return to.call("clamp", to.call("add", to.call("mul", x, layer.slope), layer.shift), 0, 1)
 
 
 def _to_pixels(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-    """As people write it; that a NaN becomes 0 is left out."""
+    """The usual code; it does not map NaN to 0."""
     y = to.call("add", x, 1)
     for function, number in (("div_", 2), ("mul_", 255)):
         y = to.graph.call_method(function, (y, number))
@@ -218,7 +218,7 @@ def _cast(to: Builder, node: Node, w: Weights, x: Value) -> Value:
 
 
 def _plain(function: str, **names: str) -> Form:
-    """A function of x and some of the layer's attributes; `names` says what torch calls those."""
+    """A function of x and some of the layer's attributes; `names` maps them to torch's names."""
 
     def form(to: Builder, node: Node, w: Weights, x: Value) -> Value:
         given = node.layer.attributes()
@@ -227,7 +227,7 @@ def _plain(function: str, **names: str) -> Form:
     return form
 
 
-# All but TokenConv, which only a rewrite makes: peers get networks as they were before.
+# All but TokenConv, which only a rewrite creates: peers get the network before rewrites.
 FORMS: dict[type[Layer], Form] = {
     ReLU: _relu,
     LeakyReLU: _plain("leaky_relu", negative_slope="slope"),

@@ -1,4 +1,4 @@
-"""Networks over texts and sounds, as people write them in torch; imported only where torch is."""
+"""Networks over text and audio, written in torch in the usual way; imported only if torch is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class TextCNN(nn.Module):  # type: ignore[misc]
-    """Convolutions of several widths over embedded tokens, the largest over time, a Linear."""
+    """Convolutions of several widths over embedded tokens, max over time, a Linear."""
 
     def __init__(self, vocabulary: int, embedding: int, kernels: tuple[int, ...], channels: int, classes: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class FastText(nn.Module):  # type: ignore[misc]
 
 
 class KeywordLSTM(nn.Module):  # type: ignore[misc]
-    """Which word frames of a sound are: a Linear behind the last step."""
+    """Keyword spotting: an LSTM over audio frames, then a Linear on the last step."""
 
     def __init__(self, features: int, units: int, classes: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class KeywordLSTM(nn.Module):  # type: ignore[misc]
 
 
 class TextTransformer(nn.Module):  # type: ignore[misc]
-    """Two layers of torch's own encoder over embedded tokens and their places, the mean over time, a Linear."""
+    """Two layers of torch's encoder over token and position embeddings, the mean over time, a Linear."""
 
     def __init__(self, vocabulary: int, length: int, width: int, heads: int, classes: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class TextTransformer(nn.Module):  # type: ignore[misc]
 
 
 class AttentionBlock(nn.Module):  # type: ignore[misc]
-    """Attention and an MLP, each behind a norm and added to what it read: an encoder's layer as written by hand."""
+    """Pre-norm attention and MLP with residual connections: an encoder layer written by hand."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class AttentionBlock(nn.Module):  # type: ignore[misc]
 
 
 class FrameTransformer(nn.Module):  # type: ignore[misc]
-    """Two blocks over frames of features and their places; a Linear behind the mean over time."""
+    """Two blocks over feature frames with position embeddings; the mean over time, a Linear."""
 
     def __init__(self, features: int, length: int, width: int, heads: int, classes: int) -> None:
         super().__init__()

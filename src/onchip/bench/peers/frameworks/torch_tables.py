@@ -1,4 +1,4 @@
-"""Networks over vectors and rows of tables, as people write them in torch; imported only where torch is."""
+"""Networks over vectors and table rows, written in torch in the usual way; imported only if torch is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mlp_gelu() -> nn.Module:
 
 
 def fc_autoencoder() -> nn.Module:
-    """MLPerf Tiny, anomalies in sounds: five frames of 128 bands, through 8 numbers and back."""
+    """MLPerf Tiny, anomaly detection in audio: five frames of 128 bands, through 8 values and back."""
     widths = (640, *[128] * 4, 8, *[128] * 4)
     layers: list[nn.Module] = []
     for D_in, D_out in itertools.pairwise(widths):
@@ -27,8 +27,9 @@ def fc_autoencoder() -> nn.Module:
 
 
 class WideAndDeep(nn.Module):  # type: ignore[misc]
-    """Columns of ids, each with a table of its own, and numbers: a Linear of the numbers, one weight for each id, and
-    an MLP of all, added up."""
+    """Categorical columns, each with its own table, and numeric ones: the sum of a Linear over the numeric columns, one
+    weight per id, and an MLP over all.
+    """
 
     def __init__(self, columns: int, vocabulary: int, embedding: int, numbers: int) -> None:
         super().__init__()

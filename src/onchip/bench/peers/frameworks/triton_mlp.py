@@ -1,7 +1,7 @@
-"""A plain fused MLP in Triton: a program takes a tile of rows through all layers; imported only where Triton is.
+"""A plain fused MLP in Triton: a program runs a tile of rows through all layers; imported only if Triton is installed.
 
-Widths are padded to powers of two of at least 16, as tl.dot wants them. The input may be read in two parts instead:
-72 columns are 64 and 16, not 128.
+Widths are padded to powers of two of at least 16, as tl.dot requires. The input may be split in two instead: 72
+columns as 64 and 16, not 128.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined, import-not-found"
@@ -25,9 +25,9 @@ def _mlp(
 ):  # fmt: skip
     """All rows of x (B, D_in) to y (B, D_out).
 
-    w     (KA + KB, W), then L - 1 times (W, W), then (W, N), back to back, padded with zeros
+    w     (KA + KB, W), then L - 1 times (W, W), then (W, N), contiguous, padded with zeros
     b     L * W and then N floats
-    KEPT  whether weights are read once a program: with a store in the loop, Triton does not move loads out of it
+    KEPT  whether weights are loaded once per program: with a store in the loop, Triton does not hoist the loads
     """
     kind = w.dtype.element_ty
     rows = tl.arange(0, TILE)
@@ -86,17 +86,17 @@ def _mlp(
 
 @dataclass(frozen=True)
 class Choice:
-    """What one would hand to an autotuner."""
+    """The parameters that an autotuner would search."""
 
-    TILE: int  # rows of a tile
+    TILE: int  # rows per tile
     warps: int
     stages: int = 1
-    programs: int = 0  # a multiprocessor; each walks over tiles. 0: a program for each tile
-    kept: bool = False  # weights are read once a program
+    programs: int = 0  # persistent programs per SM, each looping over tiles. 0: one program per tile
+    kept: bool = False  # weights are loaded once per program
 
     @property
     def by_warp_groups(self) -> bool:
-        """Whether Triton multiplies by wgmma on Hopper; else each warp does by itself."""
+        """Whether Triton uses wgmma on Hopper; else each warp uses mma by itself."""
         return self.TILE >= 64 and self.warps % 4 == 0
 
     def __str__(self) -> str:
@@ -111,8 +111,8 @@ BY_GROUPS = (
     *(Choice(256, 8, 2, 1, True), Choice(128, 4), Choice(128, 8), Choice(256, 8)),
 )
 BY_WARPS = (Choice(32, 4), Choice(32, 4, 2, 4), Choice(32, 4, 2, 4, True), Choice(32, 2), Choice(16, 4))
-FEW_ROWS = 16_384  # from here on there are more tiles than multiprocessors
-# Past these, what Triton 3.6 makes of this kernel by wgmma is wrong or faults (48-128-128-128-3).
+FEW_ROWS = 16_384  # from here on there are more tiles than SMs
+# Above these limits, Triton 3.6 miscompiles this kernel with wgmma: wrong results or faults (48-128-128-128-3).
 GROUPS_WIDTH, GROUPS_LAYERS = 64, 2
 
 
@@ -142,7 +142,7 @@ class TritonMlp:
         self.units = torch.cuda.get_device_properties(device).multi_processor_count
 
     def __call__(self, x: Any, y: Any, choice: Choice, precision: str) -> Any:
-        """Run the network; y (B, D_out) is overwritten, and handed back."""
+        """Run the network; y (B, D_out) is overwritten and returned."""
         tiles = triton.cdiv(len(x), choice.TILE)
         grid = (min(tiles, choice.programs * self.units) if choice.programs else tiles,)
         _mlp[grid](
@@ -154,7 +154,7 @@ class TritonMlp:
 
 
 def choices(B: int, net: TritonMlp) -> Iterator[Choice]:
-    """Worth a try for so many rows, the most promising first."""
+    """Settings to try for this number of rows, the most promising first."""
     groups_work = net.W <= GROUPS_WIDTH and net.L <= GROUPS_LAYERS
     for choice in SMALL if B < FEW_ROWS else BY_GROUPS if groups_work else BY_WARPS:
         if groups_work or not choice.by_warp_groups:
@@ -162,7 +162,7 @@ def choices(B: int, net: TritonMlp) -> Iterator[Choice]:
 
 
 def around(best: Choice) -> list[Choice]:
-    """The best so far with one thing changed; what walks over tiles with more or fewer programs and stages."""
+    """The best so far with one parameter changed; persistent settings with more or fewer programs and stages."""
     walking = best if best.programs else replace(best, stages=2, programs=3, kept=True)
     stages = [replace(walking, stages=stages) for stages in (3, 1, 4, 2)]
     few = walking.programs
@@ -176,7 +176,7 @@ def padded(width: int) -> int:
 
 
 def two_parts(width: int) -> tuple[int, int]:
-    """The largest power of two that is not more, and what is left, padded: 72 -> 64, 16."""
+    """The largest power of two that fits, and the remainder, padded: 72 -> 64, 16."""
     whole = padded(width)
     if whole <= max(width, 16):
         return whole, 0

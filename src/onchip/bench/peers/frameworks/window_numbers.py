@@ -1,4 +1,4 @@
-"""How many numbers the windows of an average pool hold; torch and JAX know some cases only."""
+"""The number of elements in each window of an average pool; torch and JAX cover only some cases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onchip.network.recipe import Array
 
 
 def numbers_in_windows(layer: AvgPool1d | AvgPool2d, sizes: tuple[int, ...], counts: tuple[int, ...]) -> Array:
-    """How many numbers each window's mean is of, pads among them where they count (counts..., float32)."""
+    """The divisor of each window's mean, including pads if they count: (counts..., float32)."""
     stride, pads, dilation = geometry(layer)
     total: Array = np.ones((), np.float32)
     for axis, (n, P) in enumerate(zip(sizes, counts, strict=True)):

@@ -1,6 +1,6 @@
-"""ONNX operators, both ways: one file a family, the counterpart of network/layers.
+"""ONNX operators, reading and writing: one file per family, mirroring network/layers.
 
-Every module of this folder is imported here, so an operator is added by adding a file.
+Every module of this folder is imported here, so a new file is enough to add an operator.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Relu and its kin, Clip, Sigmoid, Tanh, Softplus, Softsign, Mish, HardSwish, Softmax, LogSoftmax."""
+"""Relu and its variants, Clip, Sigmoid, Tanh, Softplus, Softsign, Mish, HardSwish, Softmax, LogSoftmax."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def write_elementwise(graph: GraphWriter, node: Node) -> None:
 
 @writes(HardSwish)
 def write_hard_swish(graph: GraphWriter, node: Node) -> None:
-    """x * HardSigmoid(x), which the reader knows: no runtime has HardSwish in every dtype."""
+    """x * HardSigmoid(x), which the reader recognises: no runtime has HardSwish in every dtype."""
     x = graph.value(node)
     graph.emit("Mul", node, [x, graph.emit_step("HardSigmoid", node, [x], alpha=1 / 6, beta=0.5)])
 
 
 @writes(Mish)
 def write_mish(graph: GraphWriter, node: Node) -> None:
-    """x * Tanh(Softplus(x)), which the reader knows: Mish came with opset 18."""
+    """x * Tanh(Softplus(x)), which the reader recognises: Mish needs opset 18."""
     x = graph.value(node)
     graph.emit("Mul", node, [x, graph.emit_step("Tanh", node, [graph.emit_step("Softplus", node, [x])])])
 
@@ -143,7 +143,7 @@ def read_clip(graph: GraphReader, op: Op) -> None:
 
 
 def _clip_ints(graph: GraphReader, op: Op, x: str) -> None:
-    """Ids that are kept inside of a table."""
+    """Ids clamped to the size of a table."""
     for index, layer in ((1, Max()), (2, Min())):
         if graph.has(op, index):
             bound = graph.weight(op.inputs[index], graph.weight_constant(op, index, x))
@@ -152,7 +152,7 @@ def _clip_ints(graph: GraphReader, op: Op, x: str) -> None:
 
 
 def _bound(graph: GraphReader, op: Op, index: int, x: str) -> float | None:
-    """A bound as it was meant, see Op.number."""
+    """A bound as written, see Op.number."""
     return float(str(graph.weight_constant(op, index, x).reshape(())[()])) if graph.has(op, index) else None
 
 
@@ -166,7 +166,7 @@ def write_clip(graph: GraphWriter, node: Node) -> None:
 
 @writes(SiLU)
 def write_silu(graph: GraphWriter, node: Node) -> None:
-    """x * Sigmoid(x): the reader makes a SiLU of that product again."""
+    """x * Sigmoid(x), which the reader recognises as SiLU."""
     graph.emit("Mul", node, [graph.value(node), graph.emit_step("Sigmoid", node, [graph.value(node)])])
 
 
@@ -176,7 +176,7 @@ def read_softmax(graph: GraphReader, op: Op) -> None:
     axis = graph.axis(op, x, op.attribute("axis", -1 if graph.opset >= 13 else 1))
     shape = graph.types[x].shape
     last = len(shape) - 1
-    # Before opset 13 the axes from `axis` on were one: the same as the last axis where the others are 1.
+    # Before opset 13 all axes from `axis` on were flattened: equivalent to the last axis if the others are 1.
     if graph.opset < 13 and any(dim != 1 for dim in shape[axis:last]):
         raise FormatError(
             f"{op}: before opset 13, softmax runs over several axes at once", got=f"axis {axis} of {graph.types[x]}",

@@ -1,4 +1,4 @@
-"""Filters along single axes of a row: each number of y is a weighted sum of a few of x that lie around a place."""
+"""Filters along single axes of a row: each output is a weighted sum of a few neighbouring inputs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from onchip.network.layers import Gather, GlobalSum, Mask, Mul, Reshape
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 
-_NOTHING = 1e-9  # a weight this small is a 0 that was rounded
+_NOTHING = 1e-9  # smaller weights are rounded zeros
 
 
 def filter_along(graph: GraphReader, op: Op, x: str, axis: int, places: Array, weights: Array) -> str:
-    """y[i] = sum over k of weights[k, i] * x[places[k, i]], along an axis, the batch being 0.
+    """y[i] = sum over k of weights[k, i] * x[places[k, i]], along an axis; axis 0 is the batch.
 
-    Only what a sum counts reaches it, as a NaN or an infinity times 0 is NaN.
+    Inputs with weight 0 are masked out, as NaN or infinity times 0 is NaN.
     """
     row, taps = graph.types[x].row_shape, weights.shape
     dtype, name = numpy_dtype(graph.types[x].dtype), f"{op.outputs[0]}_axis{axis}"
@@ -34,11 +34,11 @@ def filter_along(graph: GraphReader, op: Op, x: str, axis: int, places: Array, w
 
 
 def filter_taps(at: Array, n: int, scale: float, a: float | None, within: bool) -> tuple[Array, Array]:
-    """Which of n numbers, and how much of each, make the one that lies at at[i]: both (taps, len(at)).
+    """Indices and weights, both (taps, len(at)), that interpolate n elements at positions `at`.
 
-    scale   below 1, the filter is as much wider
-    a       of a cubic filter; None is a linear one
-    within  places outside count for nothing; else they are the first number, or the last
+    scale   below 1, the filter is wider by 1 / scale
+    a       of a cubic filter; None: linear
+    within  positions outside have weight 0; else they are clamped to the first or last element
     """
     wide = max(1.0, 1 / scale)
     reach = math.ceil((1 if a is None else 2) * wide)

@@ -1,4 +1,4 @@
-"""What an operator's handler registers with.
+"""Registration of operator handlers.
 
 @reads("Relu")
 def read_relu(graph: GraphReader, op: Op) -> None:
@@ -33,11 +33,11 @@ FoldHandler = Callable[["GraphReader", "Op"], Array]
 WriteHandler = Callable[["GraphWriter", Node], None]
 
 READERS: dict[str, ReadHandler] = {}  # by ONNX operator
-FOLDS: dict[str, FoldHandler] = {}  # the same, where all that the operator reads is constant
+FOLDS: dict[str, FoldHandler] = {}  # by ONNX operator, if all inputs are constant
 WRITERS: dict[str, WriteHandler] = {}  # by kind of layer
 
-AXES_ARE_INPUTS = 18  # the opset from which a reduction's axes are
-MAX_SIZE = 2**31 - 1  # of a window, a stride, a pad: more is a broken file, and would overflow somewhere
+AXES_ARE_INPUTS = 18  # opset from which a reduction's axes are inputs
+MAX_SIZE = 2**31 - 1  # of a window, a stride, a pad: larger values are invalid and would overflow
 
 
 def reads(*op_types: str) -> Callable[[ReadHandler], ReadHandler]:
@@ -66,11 +66,11 @@ def writes(*layers: type[Layer]) -> Callable[[WriteHandler], WriteHandler]:
 
 @dataclass(frozen=True)
 class Op:
-    """One node of an ONNX graph, out of its protobuf."""
+    """One node of an ONNX graph, decoded from its protobuf."""
 
     kind: str
     name: str
-    inputs: tuple[str, ...]  # "" stands for an optional input that is left out
+    inputs: tuple[str, ...]  # "": an omitted optional input
     outputs: tuple[str, ...]
     attributes: Mapping[str, object]
 
@@ -79,18 +79,18 @@ class Op:
         return f"node {show(self.name)} ({self.kind})" if self.name else made
 
     def attribute(self, name: str, default: T) -> T:
-        """The attribute's value, of the type that the default has."""
+        """The attribute's value, of the default's type."""
         value = self.attributes.get(name, default)
         if type(value) is not type(default):
             raise FormatError(f"{self}: bad attribute '{name}'", got=show(value), expected=type(default).__name__)
         return value
 
     def number(self, name: str, default: float) -> float:
-        """A float attribute as it was meant: ONNX keeps 32 bits of it, and 0.01 should not become 0.0099999998."""
+        """A float attribute as written: ONNX stores 32 bits, and 0.01 must not become 0.0099999998."""
         return float(str(np.float32(self.attribute(name, default))))
 
     def sizes(self, name: str, default: list[int], length: int = 0) -> list[int]:
-        """A list of ints, `length` of them (0: any number), none so large that only a broken file would have it."""
+        """A list of ints, `length` of them (0: any number), each of plausible size."""
         value = self.attribute(name, default)
         if not all(type(n) is int and abs(n) <= MAX_SIZE for n in value) or length not in (0, len(value)):
             expected = f"{length or 'some'} ints of at most {MAX_SIZE:,}"

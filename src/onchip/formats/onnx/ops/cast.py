@@ -1,4 +1,4 @@
-"""Cast and CastLike: to floats a Cast, to ints and bools a ToInts; to the dtype that is there they are nothing."""
+"""Cast and CastLike: a Cast to floats, a ToInts to ints and bools; nothing if the dtype is unchanged."""
 
 from __future__ import annotations
 

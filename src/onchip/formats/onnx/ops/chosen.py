@@ -1,8 +1,8 @@
-"""GatherElements: a place for each row, as the last step of a sequence or the value of an action.
+"""GatherElements: one index per row, such as the last step of a sequence or the value of an action.
 
     x[arange(B), ids] = Gather(Flatten(x, axis 2), Range(0, B) * T + ids)
 
-is another way to say it, of x (B, T, ..): exporters count through all rows of the batch.
+is an equivalent form for x (B, T, ..): exporters index through all rows of the batch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from onchip.formats.onnx.ops.select import row_axis_of, shape_part
 from onchip.network.layers import Embedding, GlobalSum, Mask, Permute, Reshape, Tile
 from onchip.network.types import BATCH, numpy_dtype
 
-_MOST_PLACES = 1 << 10  # to choose from: a table has the square of it
+_MOST_PLACES = 1 << 10  # number of candidates: the table is its square
 
 
 @reads("GatherElements")
 def read_gather_elements(graph: GraphReader, op: Op) -> None:
-    """y[.., k, ..] = x[.., ids[.., k, ..], ..]: a sum over all places, of which the ids leave one, whatever the others
-    hold."""
+    """y[.., k, ..] = x[.., ids[.., k, ..], ..]: a masked sum over all positions, of which the ids keep one; NaN
+    elsewhere has no effect.
+    """
     x, ids = graph.value(op), graph.value(op, 1)
     at = row_axis_of(graph, op, x, op.attribute("axis", 0))
     row, wanted = list(graph.types[x].row_shape), list(graph.types[ids].row_shape)
@@ -35,12 +36,12 @@ def read_gather_elements(graph: GraphReader, op: Op) -> None:
         raise FormatError(f"{op}: shapes do not fit", got=got, expected=expected)
     node = graph.nodes.get(ids)
     if node is not None and isinstance(node.layer, Tile) and node.layer.repeats[at] == 1:
-        (ids,) = node.inputs  # the same along other axes
+        (ids,) = node.inputs  # the same along the other axes
     graph.hand_out(op, 0, _choose(graph, op, x, ids, at))
 
 
 def _choose(graph: GraphReader, op: Op, x: str, ids: str, at: int) -> str:
-    """x (.., n, ..) by ids (.., k, ..), with 1 where they are the same along an axis."""
+    """x (.., n, ..) by ids (.., k, ..), which have size 1 where they are constant along an axis."""
     row = graph.types[x].row_shape
     table = graph.weight(f"{op.outputs[0]}_places", np.eye(row[at], dtype=numpy_dtype(graph.types[x].dtype)))
     chosen = graph.add_step(op, Embedding(), (ids,), {"weight": table})  # (.., k, .., n)
@@ -53,12 +54,12 @@ def _choose(graph: GraphReader, op: Op, x: str, ids: str, at: int) -> str:
     return graph.add_step(op, GlobalSum((at + 2,)), (kept,))
 
 
-# -- places that are counted through the batch ---------------------------------------------------------------------
+# -- indices through the whole batch ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RowNumbers(Unfinished):
-    """0, 1, .. for the rows of the batch, times a number, plus ids x (B,) if there are any."""
+    """0, 1, .. per row of the batch, times a number, plus ids x (B,) if any."""
 
     times: int
     expected: ClassVar[str] = "x[arange(B), ids]: a product with a size, a sum with ids, and a Gather by them"
@@ -72,7 +73,7 @@ class FlatRows(Unfinished):
 
 
 def reads_row_numbers(graph: GraphReader, op: Op) -> bool:
-    """Whether the node is a part of x[arange(B), ids]; if so, it is done."""
+    """Handle a node that is part of x[arange(B), ids]; return whether it was handled."""
     if op.kind == "Range":
         return _begins(graph, op)
     if op.kind == "Flatten" and op.attribute("axis", 1) == 2 and not graph.one_row and not graph.is_constant(op, 0):

@@ -1,4 +1,4 @@
-"""Add, Sub, Mul, Div, Mod, Neg, Sum, Max, Min, Mean, PRelu, Where, Concat: values with values, and with constants."""
+"""Add, Sub, Mul, Div, Mod, Neg, Sum, Max, Min, Mean, PRelu, Where, Concat, of values and constants."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def read_mul(graph: GraphReader, op: Op) -> None:
 
 
 def _activation(graph: GraphReader, values: dict[int, str], constants: dict[int, Array]) -> tuple[Layer, str] | None:
-    """The activation that a product completes, and what it is of."""
+    """The activation that a product completes, and its input."""
     if len(values) == 2:
         first, second = values[0], values[1]
         source = exact_gelu(graph, (first, second), 1.0)
@@ -111,7 +111,7 @@ def _activation(graph: GraphReader, values: dict[int, str], constants: dict[int,
 
 
 def _of_two(graph: GraphReader, x: str, factor: str) -> tuple[Layer, str] | None:
-    """x times a function of x, where that is an activation."""
+    """x times a function of x, if that is an activation."""
     node = graph.nodes.get(factor)
     if node is None or not node.inputs:
         return None
@@ -128,13 +128,13 @@ def _of_two(graph: GraphReader, x: str, factor: str) -> tuple[Layer, str] | None
 
 @reads("Div")
 def read_div(graph: GraphReader, op: Op) -> None:
-    """By a constant: times its inverse, where that is as exact as a rounding more allows."""
+    """Division by a constant becomes a product with its reciprocal, if that is accurate to one rounding."""
     values, constants = operands(graph, op)
     _check_divisor(op, constants)
     if 1 in constants and constants[1].dtype.kind in "fV":
         exact = constants[1].astype(np.float64)
         inverse = (1 / exact).astype(constants[1].dtype)
-        # An inverse below or above what the dtype holds in full says something else than the division.
+        # A reciprocal that is subnormal or overflows in this dtype changes the result.
         off = np.abs(1 / inverse.astype(np.float64) - exact) > float(ml_dtypes.finfo(inverse.dtype).eps) * np.abs(exact)
         if not np.any(off & np.isfinite(exact)):
             combine(graph, op, Mul(), values, {1: inverse})
@@ -166,7 +166,7 @@ def read_many(graph: GraphReader, op: Op) -> None:
         array = next(iter(constants.values()), np.zeros(0))
         is_bound = len(values) == len(constants) == 1 and array.size == 1 and array.ndim <= len(graph.shape(some))
         if is_bound and array.dtype.kind in "fV" and not np.isnan(array).any():
-            bound = float(str(array.reshape(())[()]))  # as it was meant, see Op.number
+            bound = float(str(array.reshape(())[()]))  # as written, see Op.number
             clip = Clip(low=bound) if op.kind == "Max" else Clip(high=bound)
             graph.add(op, ReLU() if clip == Clip(low=0.0) else clip, (some,))
         else:
@@ -179,19 +179,19 @@ def read_many(graph: GraphReader, op: Op) -> None:
 
 @reads("PRelu")
 def read_prelu(graph: GraphReader, op: Op) -> None:
-    """With one slope for all numbers it is a LeakyReLU."""
+    """With a single slope it is a LeakyReLU."""
     values, constants = operands(graph, op)
     if 1 in constants and constants[1].size == 1:
         graph.add(op, LeakyReLU(float(constants[1].reshape(-1)[0])), (values[0],))
         return
-    if graph.opset < 7 and 1 in constants and constants[1].ndim == 1:  # it was a slope a channel then
+    if graph.opset < 7 and 1 in constants and constants[1].ndim == 1:  # one slope per channel
         constants[1] = constants[1].reshape(-1, *(1,) * (len(graph.shape(values[0])) - 2))
     combine(graph, op, PReLU(), values, constants)
 
 
 @reads("Where")
 def read_where(graph: GraphReader, op: Op) -> None:
-    """With a constant condition: what is masked out of the one operand plus what is masked out of the other."""
+    """With a constant condition: the sum of both operands, each masked."""
     if completes_pixels(graph, op):
         return
     if not graph.is_constant(op, 0):
@@ -228,7 +228,7 @@ def read_concat(graph: GraphReader, op: Op) -> None:
 
 
 def operands(graph: GraphReader, op: Op, same_dtype: bool = True) -> tuple[dict[int, str], dict[int, Array]]:
-    """The node's values and constants by their place; at least one is a value."""
+    """The node's values and constants by input index; at least one is a value."""
     if op.kind not in _MANY and len(op.inputs) != 2:
         raise FormatError(f"{op}: wrong number of inputs", got=str(len(op.inputs)), expected="2")
     places = range(len(op.inputs))
@@ -253,10 +253,10 @@ def combine(
     is_step: bool = False,
     name: str = "",
 ) -> str:
-    """One layer over all operands, each with as many axes as the widest has; missing ones are in front. Its name.
+    """Add one layer over all operands, broadcast to equal rank with leading axes. Returns its name.
 
-    is_step  it is on the way to the node's output
-    name     what its constant is called; else as the node's input
+    is_step  it is an intermediate layer of the node
+    name     of its constant; default: the node's input
     """
     shapes: dict[int, tuple[Dim, ...]] = {index: graph.shape(value) for index, value in values.items()}
     shapes |= {index: array.shape for index, array in constants.items()}
@@ -297,7 +297,7 @@ def _added(
 
 
 def _old_broadcast(op: Op, shapes: dict[int, tuple[Dim, ...]]) -> int:
-    """Before opset 7 the second operand lay against the first from `axis` on: how many axes are left behind it."""
+    """Before opset 7 the second operand was aligned at `axis` of the first: the number of axes after it."""
     behind = len(shapes[0]) - op.attribute("axis", 0) - len(shapes[1])
     if not 0 <= behind <= len(shapes[0]):
         raise FormatError(
@@ -312,7 +312,7 @@ def _minus_one(graph: GraphReader, value: str) -> dict[str, str]:
 
 @writes(Add, Mul, Max, Min)
 def write_broadcast(graph: GraphWriter, node: Node) -> None:
-    """ONNX's take two operands: a chain of them for more."""
+    """ONNX's operators are binary: more operands form a chain."""
     operands = [*graph.inputs(node), *graph.weights(node, "constant")]
     while len(operands) > 2:
         operands[:2] = [graph.emit_step(node.layer.kind, node, operands[:2])]
@@ -333,7 +333,7 @@ def write_mod(graph: GraphWriter, node: Node) -> None:
     if is_truncated or "float" not in graph.dtype(node):
         graph.emit("Mod", node, operands, fmod=int(is_truncated))
         return
-    # ONNX has the rest of floats with the sign of a alone: where it is not that of b, b is added.
+    # ONNX's float Mod has the sign of a: if that differs from b's, b is added.
     zero = graph.number(node, "zero", 0)
     rest = graph.emit_step("Mod", node, operands, fmod=1)
     signs = [graph.emit_step("Less", node, [each, zero]) for each in (rest, operands[1])]

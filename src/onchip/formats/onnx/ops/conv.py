@@ -52,7 +52,7 @@ def read_conv_transpose(graph: GraphReader, op: Op) -> None:
     if "output_shape" in op.attributes or auto_pad(op) in (b"SAME_UPPER", b"SAME_LOWER"):
         window, extra = _fit_output(graph, op, x, window, extra)
     sizes = zip((int(d) for d in graph.types[x].shape[2:]), window.stride, strict=True)
-    spread = [(n - 1) * s + window.span(axis) for axis, (n, s) in enumerate(sizes)]  # before anything is cut off
+    spread = [(n - 1) * s + window.span(axis) for axis, (n, s) in enumerate(sizes)]  # before cropping
     check_padded(graph, op, x, [*spread, *(0 for _ in spread)])
     roles, groups = _roles(graph, op, x, weight), _groups(op)
     if window.rank == 3:
@@ -63,17 +63,17 @@ def read_conv_transpose(graph: GraphReader, op: Op) -> None:
 
 
 def _fit_output(graph: GraphReader, op: Op, x: str, window: Window, extra: list[int]) -> tuple[Window, list[int]]:
-    """Pads that make the output as large as output_shape says, or SAME: the input's size times the stride."""
+    """Pads for the size given by output_shape, or for SAME: the input's size times the stride."""
     sizes = [int(d) for d in graph.types[x].shape[2:]]
     wanted = [n * s for n, s in zip(sizes, window.stride, strict=True)]
     if "output_shape" in op.attributes:
-        wanted = op.sizes("output_shape", [])[-window.rank :]  # some exporters put batch and channels in front
+        wanted = op.sizes("output_shape", [])[-window.rank :]  # some exporters include batch and channels
     if len(wanted) != window.rank:
         raise FormatError(f"{op}: bad attribute 'output_shape'", got=show(wanted), expected=f"{window.rank} sizes")
     total = []
     for axis, (n, want) in enumerate(zip(sizes, wanted, strict=True)):
         total.append(window.stride[axis] * (n - 1) + window.span(axis) + extra[axis] - want)
-    # An output that is too short is made longer at its end.
+    # An output that is too short is extended at its end.
     longer = [e + max(0, -n) for e, n in zip(extra, total, strict=True)]
     word = b"SAME_UPPER" if auto_pad(op) == b"SAME_UPPER" else b"SAME_LOWER"
     return dataclasses.replace(window, pads=split_pad(word, [max(0, n) for n in total])), longer

@@ -1,4 +1,4 @@
-"""Einsum of one or two operands, as what it is made of: sums along axes, moves, and one product."""
+"""Einsum of one or two operands, decomposed into reductions, permutations and one gemm."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def read_einsum(graph: GraphReader, op: Op) -> None:
 
 
 def _parse(op: Op, ranks: list[int]) -> tuple[list[str], str]:
-    """A letter for each axis of every operand, and of the result; axes of an ellipsis get letters of their own."""
+    """One letter per axis of every operand and of the result; axes of an ellipsis get fresh letters."""
     given = op.attribute("equation", b"").decode(errors="replace").replace(" ", "")
     left, arrow, made = given.partition("->")
     terms = left.split(",")
@@ -77,7 +77,7 @@ def _parse(op: Op, ranks: list[int]) -> tuple[list[str], str]:
         widest = max(widest, hidden)
         terms[place] = term.replace("...", "".join(unused[len(unused) - hidden :]))
     ellipsis = "".join(unused[len(unused) - widest :])
-    if not arrow:  # letters that stand once, in the order of the alphabet
+    if not arrow:  # letters that occur once, in alphabetical order
         together = "".join(terms)
         once = sorted(letter for letter in set(together) - set(ellipsis) if together.count(letter) == 1)
         return terms, ellipsis + "".join(once)
@@ -89,7 +89,7 @@ def _parse(op: Op, ranks: list[int]) -> tuple[list[str], str]:
 
 @dataclass
 class _Operand:
-    """A value or a constant, and the letters of its axes, but for the batch; methods change how it lies."""
+    """A value or a constant, and the letters of its axes without the batch; methods change its layout."""
 
     graph: GraphReader
     op: Op
@@ -105,7 +105,7 @@ class _Operand:
         return [self.row[self.letters.index(letter)] for letter in letters]
 
     def name_axes(self, letters: str) -> None:
-        """Where a letter stands twice, its diagonal is taken: of a matrix in one row, every (n + 1)th number."""
+        """Name the axes. A repeated letter selects the diagonal: every (n + 1)th element of the flattened matrix."""
         self.letters = letters
         while twice := next((letter for letter in self.letters if self.letters.count(letter) > 1), ""):
             first, last = self.letters.index(twice), self.letters.rindex(twice)
@@ -151,8 +151,7 @@ class _Operand:
 
 
 def _multiplied(given: list[_Operand], made: str) -> _Operand:
-    """Where a letter of both is summed over, a product of matrices, a stack of them for each other letter of both; else
-    number by number."""
+    """A batched gemm if a shared letter is summed over; else an elementwise product."""
     a, b = given if given[0].array is None else given[::-1]
     shared = "".join(letter for letter in a.letters if letter in b.letters)
     if a.sizes(shared) != b.sizes(shared):

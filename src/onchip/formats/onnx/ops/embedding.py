@@ -18,7 +18,7 @@ from onchip.network.layers import Embedding, Permute, Reshape
 from onchip.network.layers.cast import Whole
 from onchip.network.reading import show
 
-_MOST_ONE_HOT = 1 << 12  # its table is the square of it
+_MOST_ONE_HOT = 1 << 12  # the table is its square
 
 
 @reads("Gather")
@@ -42,11 +42,11 @@ def read_gather(graph: GraphReader, op: Op) -> None:
 
 @reads("OneHot")
 def read_one_hot(graph: GraphReader, op: Op) -> None:
-    """Rows of an identity, looked up; their axis is the last one, or is put where it belongs."""
+    """A lookup in an identity matrix; the new axis is last, or is permuted into position."""
     ids, values = narrow_ints(graph, op, 0), graph.constant(op, 2)
     depth, rank = int(graph.constant(op, 1).reshape(())), len(graph.shape(ids)) + 1
     axis = op.attribute("axis", -1)
-    is_truth = values.tolist() == [0, 1] and values.dtype.kind in "ib"  # whose Cast follows
+    is_truth = values.tolist() == [0, 1] and values.dtype.kind in "ib"  # a Cast follows
     if not 0 < depth <= _MOST_ONE_HOT or values.shape != (2,) or not (is_truth or values.dtype.kind in "fV"):
         got, expected = f"depth {depth}, values {show(values.tolist())}", f"up to {_MOST_ONE_HOT:,}; floats, or 0 and 1"
         raise FormatError(f"{op}: bad operands", got=got, expected=expected)

@@ -1,7 +1,7 @@
-"""Operators on constants alone, done while reading: weights that are turned round, and the arithmetic of shapes.
+"""Operators on constants, evaluated while reading: transposed weights and shape arithmetic.
 
-Exporters write `x.view(x.size(0), -1)` as Shape, Gather, Unsqueeze, Concat and Reshape. A shape is an array of objects
-here, sizes and one BATCH, and goes through the same functions. What NumPy refuses, the reader refuses.
+Exporters write `x.view(x.size(0), -1)` as Shape, Gather, Unsqueeze, Concat and Reshape. A shape is an object array of
+sizes with one BATCH and goes through the same functions. What NumPy rejects, the reader rejects.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from onchip.network.reading import MAX_RANK, show
 from onchip.network.recipe import Array
 from onchip.network.types import BATCH, numpy_dtype
 
-# Their result is the same numbers in another place: a weight keeps its name through them.
+# These only rearrange elements: a weight keeps its name.
 KEEP_NUMBERS = ("Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
 @reads("Shape")
 def read_shape(graph: GraphReader, op: Op) -> None:
-    """The shape of a value: sizes, and BATCH in front."""
+    """The shape of a value: BATCH, then sizes."""
     shape = graph.constant_or_shape(op, 0).shape if graph.is_constant(op, 0) else graph.shape(graph.value(op))
     graph.add_constant(op, np.array(shape_part(op, shape), object))
 
@@ -88,7 +88,7 @@ def fold_arithmetic(graph: GraphReader, op: Op) -> Array:
     if op.kind == "Mod":
         return np.asarray(np.fmod(a, b) if op.attribute("fmod", 0) else np.mod(a, b))
     if a.dtype.kind in "iu":
-        return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))  # towards zero
+        return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))  # rounds towards zero
     return a / b
 
 
@@ -103,7 +103,7 @@ def fold_cast(graph: GraphReader, op: Op) -> Array:
 
 @folds("ConstantOfShape")
 def fold_constant_of_shape(graph: GraphReader, op: Op) -> Array:
-    # The same for every row: a size of 1, which stretches along the batch.
+    # The same for every row: size 1, which broadcasts along the batch.
     shape = [1 if d == BATCH else int(d) for d in graph.constant_or_shape(op, 0).ravel()]
     if min(shape, default=0) < 0 or len(shape) > MAX_RANK:
         raise FormatError(f"{op}: bad shape", got=show(shape), expected="sizes")
@@ -138,7 +138,7 @@ def fold_slice(graph: GraphReader, op: Op) -> Array:
     array = graph.constant_or_shape(op, 0)
     starts, ends, axes, steps = slice_operands(graph, op)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        # Backwards, an end in front of the first number is a large negative one in ONNX and None in Python.
+        # With a negative step, an end before the first element is a large negative number in ONNX and None in Python.
         stop = None if step < 0 and end < -array.shape[axis] else end
         array = np.moveaxis(np.moveaxis(array, axis, 0)[start:stop:step], 0, axis)
     return array
@@ -146,7 +146,7 @@ def fold_slice(graph: GraphReader, op: Op) -> Array:
 
 @folds("Equal")
 def fold_equal(graph: GraphReader, op: Op) -> Array:
-    """Of shapes, too: the batch is equal to itself alone."""
+    """Also of shapes: the batch equals only itself."""
     a, b = graph.constant_or_shape(op, 0), graph.constant_or_shape(op, 1)
     graph.spend(op, math.prod(np.broadcast_shapes(a.shape, b.shape)))
     return np.asarray(a == b, bool)
@@ -154,7 +154,7 @@ def fold_equal(graph: GraphReader, op: Op) -> Array:
 
 @folds("Where")
 def fold_where(graph: GraphReader, op: Op) -> Array:
-    """Of shapes, too."""
+    """Also of shapes."""
     condition, a, b = (graph.constant_or_shape(op, index) for index in range(3))
     if a.dtype != b.dtype and object not in (a.dtype, b.dtype):
         raise FormatError(f"{op} mixes dtypes", got=f"{a.dtype.name} and {b.dtype.name}", expected="one dtype")
@@ -164,7 +164,7 @@ def fold_where(graph: GraphReader, op: Op) -> Array:
 
 @folds("Expand")
 def fold_expand(graph: GraphReader, op: Op) -> Array:
-    """A constant that stands in every row of the batch has 1 in the batch's place."""
+    """A constant expanded to every row of the batch keeps size 1 on the batch axis."""
     array, shape = graph.constant(op, 0), graph.constant_or_shape(op, 1).tolist()
     if BATCH in shape and (at := shape.index(BATCH) - len(shape) + array.ndim) >= 0:
         array = graph.once(array, at)
@@ -194,7 +194,7 @@ def fold_unsqueeze(graph: GraphReader, op: Op) -> Array:
 @folds("Reshape")
 def fold_reshape(graph: GraphReader, op: Op) -> Array:
     array, wanted = graph.constant_or_shape(op, 0), graph.constant_or_shape(op, 1).ravel().tolist()
-    if wanted[:1] == [BATCH] and array.shape[:1] == (1,):  # the same for every row: it stands there once
+    if wanted[:1] == [BATCH] and array.shape[:1] == (1,):  # the same for every row: stored once
         shape = [1, *(int(d) for d in wanted[1:])]
     else:
         shape = graph.ints(op, 1)

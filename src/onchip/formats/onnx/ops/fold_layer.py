@@ -1,4 +1,4 @@
-"""Layers of constants alone: learned queries and tokens that a network normalises before any row meets them."""
+"""Layers on constants: learned queries and tokens that a network normalises before they meet any row."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fold_softmax(graph: GraphReader, op: Op) -> Array:
     array, is_new = graph.constant(op, 0), graph.opset >= 13
     graph.spend(op, array.size)
     axis = op.attribute("axis", -1 if is_new else 1)
-    along = axis if is_new else tuple(range(axis % max(array.ndim, 1), array.ndim))  # it was all axes from there on
+    along = axis if is_new else tuple(range(axis % max(array.ndim, 1), array.ndim))  # old: all axes from `axis` on
     x = array.astype(np.float64)
     x = x - x.max(along, keepdims=True)
     total = np.exp(x).sum(along, keepdims=True)
@@ -76,7 +76,7 @@ def fold_norm(graph: GraphReader, op: Op) -> Array:
 
 @folds("Tile")
 def fold_tile(graph: GraphReader, op: Op) -> Array:
-    """A constant that is repeated for every row of the batch has 1 in the batch's place."""
+    """A constant repeated for every row of the batch keeps size 1 on the batch axis."""
     array, given = graph.constant(op, 0), graph.constant_or_shape(op, 1).ravel().tolist()
     if len(given) != array.ndim or BATCH in given[1:] or (BATCH in given[:1] and array.shape[0] != 1):
         got, expected = f"{array.shape} times {show(given)}", "a number an axis, the batch in the place of a 1"

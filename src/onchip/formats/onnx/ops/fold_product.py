@@ -1,4 +1,4 @@
-"""Products of constants alone: the first step of a loop that was unrolled begins with zeros; and of sizes."""
+"""Gemms of constants, such as the first step of an unrolled loop with zero state; and products of sizes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def fold_product(graph: GraphReader, op: Op) -> Array:
 
 @folds("Mul")
 def fold_times(graph: GraphReader, op: Op) -> Array:
-    """As all arithmetic; of sizes, one may be that of the batch: so many for each of its rows."""
+    """As other arithmetic; one size may be that of the batch: a count per row."""
     a, b = (graph.constant_or_shape(op, index) for index in range(2))
     numbers = [[counted(size) for size in array.ravel().tolist()] if array.dtype == object else [] for array in (a, b)]
     if not any(has_batch for array in numbers for has_batch, _ in array) or max(a.size, b.size) != 1:
         return fold_arithmetic(graph, op)
     (first, n), (second, m) = counted(a.item()), counted(b.item())
     if first and second:
-        return fold_arithmetic(graph, op)  # which says that it would depend on the batch
+        return fold_arithmetic(graph, op)  # raises: depends on the batch
     return np.array(batches(True, n * m), object).reshape(np.broadcast_shapes(a.shape, b.shape))

@@ -1,4 +1,4 @@
-"""Reductions of constants, and the triangles that masks of attention are made of."""
+"""Reductions of constants, and the triangles used in attention masks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onchip.network.recipe import Array
 
 _REDUCTIONS: dict[str, Callable[..., Array]] = {
     "ReduceSum": np.sum, "ReduceProd": np.prod, "ReduceMean": np.mean, "ReduceMax": np.max, "ReduceMin": np.min,
-    "ReduceL2": np.sum,  # of squares, of which then the root is taken
+    "ReduceL2": np.sum,  # of squares; the root follows
 }  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def fold_reduction(graph: GraphReader, op: Op) -> Array:
 
 @folds("Trilu")
 def fold_triangle(graph: GraphReader, op: Op) -> Array:
-    """From a diagonal on upwards, or downwards; zeros elsewhere."""
+    """The part above or below a diagonal; zeros elsewhere."""
     array = graph.constant(op, 0)
     first = int(graph.constant(op, 1)) if graph.has(op, 1) else 0
     graph.spend(op, array.size)

@@ -1,4 +1,4 @@
-"""Abs, Sign, Sqrt, Exp, Log, Sin, Cos, Atan, Erf, Floor and others, and powers: of values, and of constants."""
+"""Abs, Sign, Sqrt, Exp, Log, Sin, Cos, Atan, Erf, Floor and others, and powers: of values and of constants."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _FUNCTIONS: dict[str, tuple[type[Layer], Callable[[Array], Array]]] = {
     "Floor": (Floor, np.floor),
     "Ceil": (Ceil, np.ceil),
     "Round": (Round, np.rint),
-}  # each has ONNX's name
+}  # named as in ONNX
 
 
 @reads(*_FUNCTIONS)
@@ -65,7 +65,7 @@ def read_function(graph: GraphReader, op: Op) -> None:
     if op.kind == "Abs" and graph.types[x].dtype.startswith("int"):
         minus = graph.weight("minus_one", np.array(-1, numpy_dtype(graph.types[x].dtype)))
         graph.add(op, Max(), (x, graph.add_step(op, Mul(), (x,), {"constant": minus})))
-    elif op.kind == "Sign" and "int" in graph.types[x].dtype:  # what is above 0 less what is below
+    elif op.kind == "Sign" and "int" in graph.types[x].dtype:  # (x > 0) - (x < 0)
         zero = graph.weight("zero", np.zeros((), numpy_dtype(graph.types[x].dtype)))
         above, below = (graph.add_step(op, Greater(), (x,), {role: zero}) for role in ("constant", "first"))
         graph.add(op, Sub(), (above, below))
@@ -88,7 +88,7 @@ def write_function(graph: GraphWriter, node: Node) -> None:
 
 @reads("Tan", "Sinh", "Cosh")
 def read_quotient(graph: GraphReader, op: Op) -> None:
-    """Tan: the sine over the cosine; the others: half of exp(x) and of exp(-x), one plus or less the other."""
+    """Tan as sin / cos; Sinh and Cosh as exp(x) / 2 -+ exp(-x) / 2."""
     x = graph.value(op)
     if op.kind == "Tan":
         graph.add(op, Div(), (graph.add_step(op, Sin(), (x,)), graph.add_step(op, Cos(), (x,))))
@@ -96,13 +96,13 @@ def read_quotient(graph: GraphReader, op: Op) -> None:
     half = graph.weight("half", np.array(0.5, numpy_dtype(graph.types[x].dtype)))
     up = graph.add_step(op, Mul(), (graph.add_step(op, Exp(), (x,)),), {"constant": half})
     quarter = graph.weight("quarter", np.array(0.25, numpy_dtype(graph.types[x].dtype)))
-    down = graph.add_step(op, Div(), (up,), {"first": quarter})  # a quarter over half of exp(x)
+    down = graph.add_step(op, Div(), (up,), {"first": quarter})  # 0.25 / (exp(x) / 2) = exp(-x) / 2
     graph.add(op, Sub() if op.kind == "Sinh" else Add(), (up, down))
 
 
 @reads("Asin", "Acos")
 def read_angle(graph: GraphReader, op: Op) -> None:
-    """The angle of a tangent: x / sqrt(1 - x^2) = x / sqrt((1 - x) (1 + x)), or a right angle less that."""
+    """Asin as atan(x / sqrt((1 - x) (1 + x))); Acos as pi / 2 minus that."""
     x = graph.value(op)
     dtype = numpy_dtype(graph.types[x].dtype)
     one, right = graph.weight("plus_one", np.ones((), dtype)), graph.weight("right_angle", np.array(np.pi / 2, dtype))
@@ -117,7 +117,7 @@ def read_angle(graph: GraphReader, op: Op) -> None:
 
 @reads("Pow")
 def read_pow(graph: GraphReader, op: Op) -> None:
-    """To the power of 2, 3 and -1 by products and a quotient, which are quicker and more exact."""
+    """Powers 2, 3 and -1 become products and a quotient, which are faster and more accurate."""
     values, constants = operands(graph, op, same_dtype=False)
     if 1 in constants and constants[1].size == 1 and 0 in values:
         x, power = values[0], float(constants[1].reshape(-1)[0])
@@ -133,7 +133,7 @@ def read_pow(graph: GraphReader, op: Op) -> None:
                 graph.add(op, Reciprocal(), (x,))
                 return
     base = constants[0].dtype.name if 0 in constants else graph.types[values[0]].dtype
-    if 1 in constants:  # an exponent may be of any dtype
+    if 1 in constants:  # an exponent may have any dtype
         constants[1] = constants[1].astype(numpy_dtype(base))
     elif graph.types[values[1]].dtype != base and base in typing.get_args(CastTo):
         values[1] = graph.add_step(op, Cast(cast(CastTo, base)), (values[1],))

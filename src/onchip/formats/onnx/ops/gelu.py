@@ -1,4 +1,4 @@
-"""GELU: opset 20 has an operator for it; before, it is a handful of nodes, as everybody writes them.
+"""GELU: an operator since opset 20; in older files it is a pattern of nodes.
 
 exact  x * 0.5 * (1 + Erf(x / sqrt(2))), in any order of the factors
 tanh   0.5 * (x * (1 + Tanh(sqrt(2 / pi) * (x + 0.044715 * (x * (x * x))))))
@@ -19,7 +19,7 @@ from onchip.network.layers import GELU, Add, Erf, Layer, Mul, Tanh
 from onchip.network.reading import show
 
 _TANH_SCALE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
-_ROUNDING = {"float16": 4e-3, "bfloat16": 3e-2}  # how far a constant may be off; wider types hold it to 1e-6
+_ROUNDING = {"float16": 4e-3, "bfloat16": 3e-2}  # tolerance of constants; 1e-6 for wider types
 
 
 @reads("Gelu")
@@ -30,11 +30,11 @@ def read_gelu(graph: GraphReader, op: Op) -> None:
     graph.add(op, GELU(cast(Literal["none", "tanh"], word.decode())), (graph.value(op),))
 
 
-# Layers that are there already are recognised.
+# Pattern matching on layers added so far.
 
 
 def exact_gelu(graph: GraphReader, pair: tuple[str, str], scale: float) -> str | None:
-    """The x of which scale times the product of the two values is the exact GELU."""
+    """The x for which scale times the product of the two values is the exact GELU."""
     for first, second in (pair, pair[::-1]):
         for x, factor in _unscaled(graph, first):
             for bell, other in _unscaled(graph, second):
@@ -47,7 +47,7 @@ def exact_gelu(graph: GraphReader, pair: tuple[str, str], scale: float) -> str |
 
 
 def _unscaled(graph: GraphReader, value: str) -> Iterator[tuple[str, float]]:
-    """The value times 1 and, where it is another times a number, those."""
+    """The value times 1, and its factors if it is another value times a constant."""
     yield value, 1.0
     inner = scaled(graph, value, Mul)
     if inner is not None:
@@ -55,7 +55,7 @@ def _unscaled(graph: GraphReader, value: str) -> Iterator[tuple[str, float]]:
 
 
 def tanh_gelu(graph: GraphReader, value: str, half: float) -> str | None:
-    """The x of which value * half is the tanh approximation of GELU."""
+    """The x for which value * half is the tanh approximation of GELU."""
     if not _near(graph, value, half, 0.5):
         return None
     for x, outer in pairs(graph, value, Mul):
@@ -70,7 +70,7 @@ def tanh_gelu(graph: GraphReader, value: str, half: float) -> str | None:
 
 
 def scaled(graph: GraphReader, value: str, kind: type[Layer]) -> tuple[str, float] | None:
-    """(x, c) where the value is x + c or x * c, c one number."""
+    """(x, c) if the value is x + c or x * c with a scalar c."""
     node = graph.nodes.get(value)
     if node is None or not isinstance(node.layer, kind) or len(node.inputs) != 1:
         return None
@@ -84,7 +84,7 @@ def _scaled_by(graph: GraphReader, value: str, kind: type[Layer], number: float)
 
 
 def pairs(graph: GraphReader, value: str, kind: type[Layer]) -> Iterator[tuple[str, str]]:
-    """The two values that the value is the sum or product of, both ways round."""
+    """The two operands of the value's sum or product, in both orders."""
     node = graph.nodes.get(value)
     if node is not None and isinstance(node.layer, kind) and len(node.inputs) == 2 and not node.weights:
         yield node.inputs[0], node.inputs[1]

@@ -1,4 +1,4 @@
-"""GraphReader: the network that readers add their layers to."""
+"""GraphReader: the network to which readers add their layers."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from onchip.network.reading import MAX_RANK, show
 from onchip.network.recipe import Array
 from onchip.network.types import BATCH, Dim, TensorType
 
-MAX_ROW = 1 << 28  # numbers in a row of any value: attributes of a few bytes can ask for far more than memory holds
-MOST_APART = 6  # axes of a Permute that have other neighbours than before
-MAX_FOLDED = 1 << 24  # numbers that operators on constants make, in all: a few nodes can double one again and again
+MAX_ROW = 1 << 28  # elements per row of any value: attributes of a few bytes can request more than memory holds
+MOST_APART = 6  # groups of axes that a Permute moves separately
+MAX_FOLDED = 1 << 24  # elements computed by operators on constants, in all: a few nodes can double one repeatedly
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What a node made that becomes a layer only with the nodes behind it."""
+    """A node's result that becomes a layer only together with later nodes."""
 
-    x: str  # our name of the value it is made of
-    expected: ClassVar[str]  # what has to follow
-    hint: ClassVar[str] = "end the network with a whole layer, the batch first"  # where nothing does
+    x: str  # our name of the underlying value
+    expected: ClassVar[str]  # what must follow
+    hint: ClassVar[str] = "end the network with a whole layer, the batch first"  # if nothing does
 
     def finish(self, graph: GraphReader, op: Op | None) -> str | None:
-        """The name of the value that it is already, if it is one; it may add layers for `op`, or for the network."""
+        """The name of its value, if it is one by itself; may add layers for `op`, or for the network."""
         return None
 
 
 class GraphReader:
-    """A network in the making. Handlers ask it about values and constants and add their layers to it.
+    """A network under construction. Handlers query it for values and constants and add their layers.
 
-    The first axis of the file's values is the batch. With `one_row` it is not: everything in the file is one row, and
-    its axes stand behind a batch that the file does not know.
+    The first axis of the file's values is the batch. With `one_row` it is not: all values of the file form one row, and
+    their axes follow a batch axis that the file does not have.
     """
 
     def __init__(
@@ -58,24 +58,24 @@ class GraphReader:
         tensors: TensorReader,
     ) -> None:
         self.opset = opset
-        self.batch = batch  # rows that the file fixes, if it does
+        self.batch = batch  # batch size fixed by the file, or None
         self.one_row = one_row
-        self.values = {name: name for name in inputs}  # ONNX's name of a value -> ours
-        self.types = dict(inputs)  # by our names, as everything below
+        self.values = {name: name for name in inputs}  # ONNX name of a value -> ours
+        self.types = dict(inputs)  # by our names, like all below
         self.nodes: dict[str, Node] = {}
         self.weights: dict[str, Array] = {}
         self.readers = Counter(name for op in ops for name in op.inputs) + Counter(outputs)
-        self.unfinished: dict[str, Unfinished] = {}  # by ONNX's name
-        # ONNX name -> TensorProto, or array once it was read. A shape is an array of objects: sizes, and BATCH.
+        self.unfinished: dict[str, Unfinished] = {}  # by ONNX name
+        # ONNX name -> TensorProto, or the array once read. A shape is an object array of sizes and BATCH.
         self._constants = dict(constants)
-        self._origins: dict[str, str] = {}  # folded constant -> the initializer it is another view of
+        self._origins: dict[str, str] = {}  # folded constant -> the initializer it is a view of
         self._op_names = {op.name for op in ops}
-        self._named: Counter[str] = Counter()  # how many names of a kind were tried
-        self._kept: dict[tuple[str, str], str] = {}  # (weight's name, digest) -> the name it is kept under
+        self._named: Counter[str] = Counter()  # number of names tried per kind
+        self._kept: dict[tuple[str, str], str] = {}  # (weight name, digest) -> stored name
         self._tensors = tensors
         self._folded = 0
 
-    # -- what handlers ask ---------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------
 
     def has(self, op: Op, index: int) -> bool:
         return index < len(op.inputs) and op.inputs[index] != ""
@@ -84,7 +84,7 @@ class GraphReader:
         return self.has(op, index) and op.inputs[index] in self._constants
 
     def value(self, op: Op, index: int = 0) -> str:
-        """Our name for the value that the node reads there; it depends on the network's input."""
+        """Our name of the node's input value, which depends on the network's input."""
         if not self.has(op, index):
             raise FormatError(f"{op} has too few inputs", got=str(len(op.inputs)), expected=f"{index + 1} at least")
         name = op.inputs[index]
@@ -97,7 +97,7 @@ class GraphReader:
         return self.values[name]
 
     def constant(self, op: Op, index: int) -> Array:
-        """The array of an initializer or Constant that the node reads there."""
+        """The array of an initializer or Constant that the node reads."""
         array = self.constant_or_shape(op, index)
         if array.dtype == object:
             if BATCH in array.ravel().tolist():
@@ -107,7 +107,7 @@ class GraphReader:
         return array
 
     def constant_or_shape(self, op: Op, index: int) -> Array:
-        """The same, but sizes that came out of a Shape may have BATCH among them."""
+        """The same, but sizes from a Shape may include BATCH."""
         if not self.is_constant(op, index):
             got = show(op.inputs[index]) if self.has(op, index) else "nothing"
             raise FormatError(f"{op}: input {index} must be a constant", got=got, expected="initializer or Constant")
@@ -117,39 +117,39 @@ class GraphReader:
         return cast(Array, self._constants[name])
 
     def text_count(self, op: Op, index: int) -> int:
-        """How many texts the node reads there as a constant; 0 if it reads something else."""
+        """The number of strings in the node's constant input; 0 if it is something else."""
         tensor = self._constants.get(op.inputs[index]) if self.has(op, index) else None
         is_text = getattr(tensor, "data_type", 0) == TEXT
         return len(tensor.string_data) if tensor is not None and is_text else 0
 
     def is_number(self, op: Op, index: int, number: float) -> bool:
-        """Whether the node reads this number there, a constant."""
+        """Whether the node's input is this scalar constant."""
         array = self.constant(op, index) if self.is_constant(op, index) else None
         return array is not None and array.size == 1 and float(array.reshape(())) == number
 
     def tensor(self, op: Op, name: str) -> Array:
-        """An attribute that holds numbers."""
+        """A tensor attribute."""
         given = op.attributes.get(name)
         if not hasattr(given, "dims"):
             raise FormatError(f"{op}: bad attribute '{name}'", got=show(given), expected="a tensor")
         return self._tensors.read(given, name)
 
     def weight_constant(self, op: Op, index: int, x: str) -> Array:
-        """A constant that meets the value x in arithmetic, so it has its dtype."""
+        """A constant used in arithmetic with x, so it must have its dtype."""
         array = self.constant(op, index)
         if array.dtype.name != self.types[x].dtype:
             raise FormatError(f"{op} mixes dtypes", got=array.dtype.name, expected=self.types[x].dtype)
         return array
 
     def once(self, array: Array, axis: int = 0) -> Array:
-        """A constant that a file of a fixed batch repeats for every row of it, with 1 along that axis."""
+        """Deduplicate a constant that a file with a fixed batch repeats per row: size 1 along that axis."""
         if self.batch is None or array.shape[axis : axis + 1] != (self.batch,):
             return array
         first = array.take([0], axis)
         return first if np.array_equal(array, np.broadcast_to(first, array.shape)) else array
 
     def ints(self, op: Op, index: int, most: int = MAX_RANK) -> list[int]:
-        """A constant that lists axes, sizes or places."""
+        """A constant list of axes, sizes or indices."""
         array = self.constant(op, index)
         if array.ndim > 1 or array.dtype not in (np.int64, np.int32) or array.size > most:
             got, expected = f"{array.dtype.name} {array.shape}", f"up to {most} ints"
@@ -157,50 +157,50 @@ class GraphReader:
         return [int(n) for n in array.ravel()]
 
     def axes(self, op: Op, since: int) -> list[int] | None:
-        """The node's axes, an attribute before opset `since` and input 1 from then on; None if it names none."""
+        """The node's axes, an attribute before opset `since` and input 1 from then on; None if absent."""
         if self.opset < since:
             return op.sizes("axes", []) if "axes" in op.attributes else None
         return self.ints(op, 1) if self.has(op, 1) else None
 
     def new_axes(self, op: Op) -> list[int]:
-        """The axes that an Unsqueeze adds, which it must name."""
+        """The axes that an Unsqueeze adds, which are required."""
         axes = self.axes(op, since=13)
         if axes is None:
             raise FormatError(f"{op} names no axes", got=f"{len(op.inputs)} inputs", expected="axes")
         return axes
 
     def shape(self, x: str) -> tuple[Dim, ...]:
-        """The value's shape as the file sees it."""
+        """The value's shape in the file."""
         return self.types[x].shape[1:] if self.one_row else self.types[x].shape
 
     def axis(self, op: Op, x: str, axis: int) -> int:
-        """The file's axis of a value counted from the front, as the network counts: the batch is 0."""
+        """The file's axis, normalised to the network's numbering: the batch is 0."""
         rank = len(self.shape(x))
         if not -rank <= axis < rank:
             raise FormatError(f"{op}: axis out of range", got=f"axis {axis}", expected=f"{-rank} to {rank - 1}")
         return axis % rank + self.one_row
 
     def need_channels(self, op: Op, x: str, least: int) -> None:
-        """FormatError where the value is not [B, C, ...] with at least that many axes."""
+        """Raise FormatError unless the value is [B, C, ...] with at least that many axes."""
         if self.one_row or len(self.types[x].shape) < least:
             raise FormatError(f"{op} needs batch and channels in front", got=str(self.types[x]), expected="[B, C, ...]")
 
-    # -- what handlers answer ------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------
 
     def add(
         self, op: Op, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str] | None = None, output: int = 0
     ) -> None:
-        """A layer that makes the node's output, or that one of several."""
+        """Add a layer that computes the node's output, or one of several."""
         self._make(op, op.outputs[output], self.values, self._add(op, op.name, layer, inputs, weights or {}))
 
     def add_step(
         self, op: Op | None, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str] | None = None
     ) -> str:
-        """A layer on the way to the node's output, or to the network's; its name."""
+        """Add an intermediate layer of the node, or of the network; returns its name."""
         return self._add(op, "", layer, inputs, weights or {})
 
     def add_named(self, op: Op, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str]) -> str:
-        """The same, under the node's name: it makes most of an output that is seen in another way."""
+        """The same, under the node's name: for the main layer of an output that is viewed differently."""
         return self._add(op, op.name, layer, inputs, weights)
 
     def _add(self, op: Op | None, name: str, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str]) -> str:
@@ -225,7 +225,7 @@ class GraphReader:
         return name
 
     def reshape(self, op: Op, shape: Sequence[Dim]) -> Reshape:
-        """The layer that gives rows another shape, which is the file's: the batch, or -1 for it, stays in front."""
+        """A Reshape to the file's shape: the batch, or -1 for it, stays first."""
         if not self.one_row:
             first, *shape = shape or [0]
             if first not in (BATCH, -1, self.batch):
@@ -241,11 +241,11 @@ class GraphReader:
         return Reshape(tuple(int(d) for d in shape))
 
     def begin(self, op: Op, part: Unfinished, index: int = 0) -> None:
-        """The node's output is part of a layer that later nodes complete."""
+        """Mark the node's output as part of a layer that later nodes complete."""
         self._make(op, op.outputs[index], self.unfinished, part)
 
     def finish(self, name: str, op: Op | None = None) -> bool:
-        """Whether what is unfinished under ONNX's name is a value as it is; if so, it is one from now on."""
+        """Convert the unfinished result under this ONNX name to a value, if possible; return whether it was."""
         if (value := self.unfinished[name].finish(self, op)) is None:
             return False
         del self.unfinished[name]
@@ -253,19 +253,19 @@ class GraphReader:
         return True
 
     def part(self, op: Op, kind: str, inputs: Sequence[str], **attributes: object) -> str:
-        """Read another operator on the way to the node's output; names of values, given and made, are ONNX's."""
+        """Read another operator as an intermediate step of the node; input and output names are ONNX's."""
         if kind not in READERS:
             raise FormatError(f"{op} needs an operator that onchip does not have", got=kind, expected="another layer")
         READERS[kind](self, Op(kind, "", tuple(inputs), (made := self._fresh(op, kind),), attributes))
         return made
 
     def part_constant(self, op: Op, array: Array) -> str:
-        """ONNX's name of an array that a part of the node reads."""
+        """The ONNX name of a constant for an intermediate operator."""
         self._make(op, made := self._fresh(op, "constant"), self._constants, array)
         return made
 
     def part_value(self, op: Op, value: str) -> str:
-        """The same of a value."""
+        """The same for a value."""
         self._make(op, made := self._fresh(op, "value"), self.values, value)
         return made
 
@@ -274,7 +274,7 @@ class GraphReader:
         return f"{op.outputs[0]}/{kind}/{self._named['part']}"
 
     def pass_on(self, op: Op, index: int = 0) -> None:
-        """The node's output is its input, value or constant."""
+        """Bind the node's output to its input, value or constant."""
         source, made = op.inputs[index] if self.has(op, index) else "", op.outputs[0]
         if source in self._constants:
             self._make(op, made, self._constants, self._constants[source])
@@ -283,30 +283,30 @@ class GraphReader:
             self.readers[made] += self.readers[source] - 1
 
     def add_constant(self, op: Op, tensor: Any, origin: str = "") -> None:
-        """The node's output is this array or TensorProto; `origin` is the constant that it only rearranges."""
+        """Bind the node's output to this array or TensorProto; `origin` is the constant that it only rearranges."""
         self._make(op, op.outputs[0], self._constants, tensor)
         if origin:
             self._origins[op.outputs[0]] = self._origins.get(origin, origin)
 
     def hand_out(self, op: Op, index: int, value: str) -> None:
-        """The node's output with this number is a value that is already there."""
+        """Bind the node's output with this index to an existing value."""
         self._make(op, op.outputs[index], self.values, value)
 
     def spend(self, op: Op, numbers: int) -> None:
-        """Count numbers that an operator on constants is about to make."""
+        """Account for elements that an operator on constants is about to compute."""
         self._folded += numbers
         if self._folded > MAX_FOLDED:
             got, expected = f"{self._folded:,} numbers by now", f"at most {MAX_FOLDED:,}"
             raise FormatError(f"{op}: too much arithmetic on constants", got=got, expected=expected)
 
     def add_weights(self, node: str, weights: Mapping[str, str]) -> None:
-        """Give more weights to a layer that is already there."""
+        """Add weights to an existing layer."""
         self.nodes[node] = dataclasses.replace(self.nodes[node], weights={**self.nodes[node].weights, **weights})
 
     def weight(self, name: str, array: Array) -> str:
-        """Keep `array` as a weight called `name`, or 'name_2' ... if that one holds other numbers."""
+        """Store `array` as weight `name`, or 'name_2' ... if that holds other values."""
         array, name = np.ascontiguousarray(array).reshape(array.shape), self._origins.get(name, name)
-        if name in self.weights:  # seldom, so only then are numbers compared
+        if name in self.weights:  # rare, so values are compared only then
             self._kept.setdefault((name, _digest(self.weights[name])), name)
             key = (name, _digest(array))
             if key in self._kept:
@@ -324,7 +324,7 @@ class GraphReader:
             raise FormatError(f"{op}: its output has no name of its own", got=show(made), expected="a new name")
         table[made] = content
 
-    # -- the end -------------------------------------------------------------------------------------------
+    # -- end -----------------------------------------------------------------------------------------------
 
     def needed_nodes(self, outputs: Sequence[str]) -> tuple[Node, ...]:
         """The layers that the outputs depend on, in order."""
@@ -336,8 +336,7 @@ class GraphReader:
 
 
 def _moves(axes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The same order of axes by moves that kernels can do at once: one axis to its place after the other, until few
-    are left that stand apart."""
+    """Split a permutation into steps that kernels support: move single axes into position until few groups remain."""
     moves = []
     while 1 + sum(b != a + 1 for a, b in itertools.pairwise(axes)) > MOST_APART:
         place = next(place for place, axis in enumerate(axes) if axis != place)

@@ -1,4 +1,4 @@
-"""GraphWriter: the ONNX graph that writers add their nodes to."""
+"""GraphWriter: the ONNX graph to which writers add their nodes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from onchip.network.types import numpy_dtype
 
 
 class OpsetError(InputError):
-    """A layer that only a newer opset can say."""
+    """A layer that needs a newer opset."""
 
 
 class GraphWriter:
-    """An ONNX graph in the making. Names are kept where ONNX, which has one space for them, lets them be."""
+    """An ONNX graph under construction. Names are kept where ONNX's single namespace allows."""
 
     def __init__(self, net: Network, opset: int) -> None:
         self.net = net
@@ -30,7 +30,7 @@ class GraphWriter:
         self._taken: set[str] = set()
         self._arrays: Made = {}
         self._filed: dict[tuple[str, str, object], str] = {}  # (weight, dtype, change) -> initializer
-        # Inputs and outputs before weights: those are the names that callers of the file use.
+        # Inputs and outputs before weights: callers of the file use these names.
         self.values = {name: self.fresh(name) for name in dict.fromkeys((*net.inputs, *net.outputs))}
         used = {weight for node in net.nodes for weight in node.weights.values()}
         self._weight_names = {name: self.fresh(name) for name in net.weights if name in used}
@@ -43,23 +43,23 @@ class GraphWriter:
         return name
 
     def value(self, node: Node, index: int = 0) -> str:
-        """ONNX's name for the value that a node reads."""
+        """The ONNX name of the node's input value."""
         return self.values[node.inputs[index]]
 
     def inputs(self, node: Node) -> list[str]:
         return [self.values[name] for name in node.inputs]
 
     def dtype(self, node: Node) -> str:
-        """The dtype of what the node makes; ONNX wants its weights to have it too."""
+        """The dtype of the node's output; ONNX requires it of its weights too."""
         return self.net.types[node.name].dtype
 
     def numpy_dtype(self, node: Node) -> np.dtype[Any]:
         return numpy_dtype(self.dtype(node))
 
     def weight(self, node: Node, role: str, change: Callable[[Array], Array] = np.asarray) -> str:
-        """ONNX's name for a node's weight, in the dtype of what the node makes: ONNX mixes none.
+        """The ONNX name of a node's weight, cast to the dtype of the node's output: ONNX does not mix dtypes.
 
-        change  what makes ONNX's array of it, a function of a module
+        change  converts the array to ONNX's layout; a module-level function
         """
         name, dtype = node.weights[role], self.dtype(node)
         key = (name, dtype, change)
@@ -78,35 +78,35 @@ class GraphWriter:
         return self._filed[key]
 
     def weights(self, node: Node, *roles: str) -> list[str]:
-        """ONNX's names for those of the roles that the node has."""
+        """The ONNX names of those roles that the node has."""
         return [self.weight(node, role) for role in roles if role in node.weights]
 
     def constant(self, name: str, array: Array) -> str:
-        """A constant that is no weight of the network, under a name like `name`."""
+        """Add a constant that is not a weight of the network, under a name like `name`."""
         name = self.fresh(name)
         self.initializers.append(make_tensor(name, array))
         return name
 
     def number(self, node: Node, what: str, value: float) -> str:
-        """A scalar constant in the dtype of what the node reads."""
+        """A scalar constant in the dtype of the node's input."""
         dtype = self.net.input_types(node)[0].dtype
         return self.constant(f"{node.name}_{what}", np.array(value, numpy_dtype(dtype)))
 
     def emit(self, op_type: str, node: Node, inputs: list[str], **attributes: Any) -> None:
-        """The ONNX node that makes the layer's output."""
+        """Add the ONNX node that computes the layer's output."""
         self.emit_part(op_type, node.name, inputs, self.values[node.name], **attributes)
 
     def emit_part(self, op_type: str, name: str, inputs: list[str], output: str, **attributes: Any) -> None:
         self.emit_outputs(op_type, name, inputs, [output], **attributes)
 
     def emit_outputs(self, op_type: str, name: str, inputs: list[str], outputs: list[str], **attributes: Any) -> None:
-        """A node with several outputs, "" for those that nobody reads."""
+        """Add a node with several outputs, "" for unused ones."""
         import onnx
 
         self.nodes.append(onnx.helper.make_node(op_type, inputs, outputs, name, **attributes))
 
     def emit_step(self, op_type: str, node: Node, inputs: list[str], **attributes: Any) -> str:
-        """A node on the way to the layer's output; the name of what it makes."""
+        """Add an intermediate node of the layer; returns the name of its output."""
         made = self.fresh(f"{node.name}_{op_type.lower()}")
         self.emit_part(op_type, made, inputs, made, **attributes)
         return made

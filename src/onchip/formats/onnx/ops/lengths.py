@@ -1,11 +1,11 @@
-"""SequenceMax: lengths of sequences are a mask in ONNX, read back where its nodes stand together.
+"""SequenceMax: sequence lengths are a mask in ONNX, recognised as a pattern.
 
 y = ReduceMax(Where(ends <= n, x, Where(window <= n, -inf, 0)), axis 2)
 
-with n the lengths as (B, 1, 1) and ends = window, window + stride, .. as (1, 1, P): a sequence too short for the first
-window has zeros everywhere. So it is written. It is read in other forms, too, as exporters make them of
-`x.masked_fill(arange(P) > n - window, 0).amax(2)`: the mask by any comparison, or turned round, n with a number added,
-and zeros outside where x is never negative.
+with n the lengths as (B, 1, 1) and ends = window, window + stride, .. as (1, 1, P): a sequence shorter than the first
+window has zeros everywhere. This form is written. Others are read too, as exporters write
+`x.masked_fill(arange(P) > n - window, 0).amax(2)`: the mask by any comparison, or inverted, n plus a constant, and
+zeros outside if x is never negative.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from onchip.network.layers.cast import CastTo
 from onchip.network.layers.embedding import ID_DTYPES
 from onchip.network.types import BATCH, Dim, numpy_dtype
 
-# A constant a compared with n: whether that says inside or outside, for windows that end at a + this.
+# A constant a compared with n: whether true means inside, and the offset from a to the window's end.
 _COMPARES = {"LessOrEqual": (True, 0), "Less": (True, 1), "Greater": (False, 0), "GreaterOrEqual": (False, 1)}
 MIRRORED = {"LessOrEqual": "GreaterOrEqual", "GreaterOrEqual": "LessOrEqual", "Less": "Greater", "Greater": "Less"}
 
 
 @dataclass(frozen=True)
 class MaskPart(Unfinished):
-    """mask: which windows lie within, or which do not; others: Where(window <= n, -inf, 0), what stands in those that
-    do not; masked: x in those that do, others or zeros elsewhere. x is n until there is an x."""
+    """mask: which windows are inside, or outside; others: Where(window <= n, -inf, 0), the fill value outside;
+    masked: x inside, others or zeros elsewhere. x is n until there is an x.
+    """
 
     made: str  # "mask", "others" or "masked"
     lengths: str  # our name of n, (B,)
@@ -47,7 +48,7 @@ class MaskPart(Unfinished):
     expected: ClassVar[str] = "the rest of ReduceMax(Where(ends <= n, x, Where(window <= n, -inf, 0)), axis 2)"
 
     def finish(self, graph: GraphReader, op: Op | None) -> str | None:
-        """x where it lies within, and zeros: whatever reads it, if it is not the maximum; of a mask, the bools."""
+        """x inside and zeros elsewhere, for readers other than the maximum; for a mask, the bools."""
         if self.made == "mask":
             return graph.add_step(op, ToInts("bool"), (inside(graph, op, self, not self.is_inside),))
         if self.made != "masked" or self.has_others:
@@ -59,7 +60,7 @@ class MaskPart(Unfinished):
 
 
 def inside(graph: GraphReader, op: Op | None, mask: MaskPart, is_turned: bool = False) -> str:
-    """1.0 for the windows that lie within: n > end - 1. Turned, for the others: end > n."""
+    """1.0 for windows inside: n > end - 1. Inverted, for the others: end > n."""
     rank, P = len(mask.shape) - 1, int(mask.shape[-1])
     n = graph.add_step(op, Cast("float32"), (graph.add_step(op, Reshape((1,) * rank), (mask.lengths,)),))
     ends = mask.layer.window - (not is_turned) + mask.layer.stride * np.arange(P, dtype=np.float32)
@@ -68,7 +69,7 @@ def inside(graph: GraphReader, op: Op | None, mask: MaskPart, is_turned: bool = 
 
 @dataclass(frozen=True)
 class WiderInts(Unfinished):
-    """Lengths or ids in 64 bits, x being the same ones in 32."""
+    """Lengths or ids as int64; x is the same as int32."""
 
     expected: ClassVar[str] = "ints"
 
@@ -76,11 +77,11 @@ class WiderInts(Unfinished):
         return graph.add_step(op, ToInts("int64"), (self.x,))
 
 
-# -- the mask ----------------------------------------------------------------------------------------------
+# -- mask --------------------------------------------------------------------------------------------------
 
 
 def begins_mask(graph: GraphReader, op: Op) -> bool:
-    """Whether places, a constant (.., P), are compared with lengths (B, .., 1); if so, it is done."""
+    """Handle a comparison of positions, a constant (.., P), with lengths (B, .., 1); return whether it was handled."""
     at = next((i for i in range(len(op.inputs)) if graph.is_constant(op, i)), None)
     found = None if at is None or op.kind not in _COMPARES else _lengths(graph, narrow_ints(graph, op, 1 - at))
     if at is None or found is None:
@@ -91,7 +92,7 @@ def begins_mask(graph: GraphReader, op: Op) -> bool:
     ends = [int(place) - added + more for place in array.reshape(-1)]
     window, stride = ends[0] if ends else 0, ends[1] - ends[0] if len(ends) > 1 else 1
     if window < 1 or stride < 1 or ends != [window + p * stride for p in range(len(ends))]:
-        return False  # of no windows: a comparison as any other
+        return False  # no windows: an ordinary comparison
     if array.shape[-1:] != (len(ends),) or array.ndim > len(shape) or len(shape) < 2:
         return False
     layer = SequenceMax(window, stride)
@@ -100,14 +101,13 @@ def begins_mask(graph: GraphReader, op: Op) -> bool:
 
 
 def narrow_ints(graph: GraphReader, op: Op, index: int) -> str:
-    """The ints that a node reads there, as they were before they were made wider."""
+    """The node's int input before it was widened."""
     wider = graph.unfinished.get(op.inputs[index]) if index < len(op.inputs) else None
     return wider.x if isinstance(wider, WiderInts) else graph.value(op, index)
 
 
 def widens_ints(graph: GraphReader, op: Op, dtype: str) -> bool:
-    """Whether a Cast makes int64 of int32, as exporters do before they compare lengths or look up ids; if so, it is
-    done."""
+    """Handle a Cast from int32 to int64, as exporters write before comparing lengths or looking up ids."""
     x = graph.value(op)
     if (graph.types[x].dtype, dtype) != ("int32", "int64"):
         return False
@@ -116,7 +116,7 @@ def widens_ints(graph: GraphReader, op: Op, dtype: str) -> bool:
 
 
 def _lengths(graph: GraphReader, value: str) -> tuple[str, int] | None:
-    """The value n (B,) and the number that this one is n plus, as (B, 1, ..)."""
+    """n (B,) and the constant added to it, if the value is n plus a constant as (B, 1, ..)."""
     added = 0
     while (given := graph.types[value]).dtype in ID_DTYPES and not graph.one_row and given.row_size == 1:
         node, number = graph.nodes.get(value), scaled(graph, value, Add)
@@ -130,7 +130,7 @@ def _lengths(graph: GraphReader, value: str) -> tuple[str, int] | None:
 
 
 def turns_mask(graph: GraphReader, op: Op) -> bool:
-    """Whether a Not turns a mask round; if so, it is done."""
+    """Handle a Not that inverts a mask; return whether it was handled."""
     mask = _mask(graph, op)
     if mask is not None:
         graph.begin(op, dataclasses.replace(mask, is_inside=not mask.is_inside))
@@ -138,7 +138,7 @@ def turns_mask(graph: GraphReader, op: Op) -> bool:
 
 
 def passes_mask(graph: GraphReader, op: Op) -> bool:
-    """Whether an Unsqueeze or a Cast to bool hands a mask on; if so, it is done."""
+    """Handle an Unsqueeze or a Cast to bool of a mask; return whether it was handled."""
     mask = _mask(graph, op)
     if mask is None or op.kind not in ("Cast", "Identity", "Unsqueeze"):
         return False
@@ -160,11 +160,11 @@ def _mask(graph: GraphReader, op: Op) -> MaskPart | None:
     return found if isinstance(found, MaskPart) and found.made == "mask" else None
 
 
-# -- what it masks -----------------------------------------------------------------------------------------
+# -- masked values -----------------------------------------------------------------------------------------
 
 
 def continues_mask(graph: GraphReader, op: Op) -> bool:
-    """Whether a Where belongs to a mask that a comparison began; if so, it is done."""
+    """Handle a Where on a mask that a comparison began; return whether it was handled."""
     mask = _mask(graph, op)
     if mask is None or len(op.inputs) != 3:
         return False
@@ -193,7 +193,7 @@ def _is_never_negative(node: Node | None) -> bool:
 
 
 def completes_mask(graph: GraphReader, op: Op) -> bool:
-    """Whether a ReduceMax ends such a mask; if so, the layer is there."""
+    """Handle a ReduceMax that completes such a mask; return whether it was handled."""
     masked = graph.unfinished.get(op.inputs[0]) if op.inputs else None
     if not isinstance(masked, MaskPart) or masked.made != "masked":
         return False

@@ -1,4 +1,4 @@
-"""Gemm and MatMul: with a constant matrix, and the Add of a constant behind, they are Linear; else MatMul."""
+"""Gemm and MatMul: Linear if the matrix is constant, with a following constant Add as bias; else MatMul."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _add_constant(graph: GraphReader, op: Op, x: str, roles: dict[str, str], add
     bias = _as_bias(added, 2, D_out)
     if bias is not None:
         graph.add(op, Linear(), (x,), {**roles, "bias": graph.weight(op.inputs[2], bias)})
-    elif graph.one_row:  # another number for each row of the matrix
+    elif graph.one_row:  # a different bias per row of the matrix
         product = graph.add_step(op, Linear(), (x,), roles)
         graph.add(op, Add(), (product,), {"constant": graph.weight(op.inputs[2], added)})
     else:
@@ -60,14 +60,15 @@ def read_matmul(graph: GraphReader, op: Op) -> None:
     if array.ndim != 1:
         graph.add(op, Linear(), (x,), {"weight": graph.weight(op.inputs[1], _matrix(graph, op, x).T)})
         return
-    column = graph.weight_constant(op, 1, x)[None]  # a vector: a matrix of one column, which then goes
+    column = graph.weight_constant(op, 1, x)[None]  # a vector: a matrix of one column, removed afterwards
     product = graph.add_step(op, Linear(), (x,), {"weight": graph.weight(op.inputs[1], column)})
     graph.add(op, graph.reshape(op, graph.shape(product)[:-1]), (product,))
 
 
 def _multiply(graph: GraphReader, op: Op) -> None:
-    """Two values, or a value and a constant that is no matrix for all of them. A vector becomes a matrix of one row or
-    column, which then goes; values get as many axes as the widest has."""
+    """MatMul of two values, or of a value and a constant that is not one shared matrix. A vector becomes a matrix of
+    one row or column, removed afterwards; operands get equal rank.
+    """
     values = {index: graph.value(op, index) for index in (0, 1) if not graph.is_constant(op, index)}
     some = next(iter(values.values()))
     constants = {index: graph.weight_constant(op, index, some) for index in (0, 1) if index not in values}
@@ -83,7 +84,7 @@ def _multiply(graph: GraphReader, op: Op) -> None:
         shapes[1] = (*shapes[1], 1)
     rank = max(len(shape) for shape in shapes.values())
     for index, value in values.items():
-        # A batch stays in front; other axes that are missing come behind it.
+        # The batch stays first; missing axes are inserted after it.
         behind = 0 if graph.one_row else 1
         shape = (*shapes[index][:behind], *(1,) * (rank - len(shapes[index])), *shapes[index][behind:])
         if shape != graph.shape(value):
@@ -118,7 +119,7 @@ def write_matmul(graph: GraphWriter, node: Node) -> None:
 
 
 def takes_bias(graph: GraphReader, op: Op) -> bool:
-    """Whether an Add only gives a bias to a Linear that has none; if so, it is done."""
+    """Handle an Add that only adds a bias to a Linear without one; return whether it was handled."""
     side = 0 if graph.is_constant(op, 0) else 1
     if len(op.inputs) != 2 or not graph.is_constant(op, side) or op.inputs[1 - side] not in graph.values:
         return False
@@ -135,7 +136,7 @@ def takes_bias(graph: GraphReader, op: Op) -> bool:
     if graph.readers[op.inputs[1 - side]] == 1:
         graph.add_weights(x, roles)
         graph.pass_on(op, 1 - side)
-    else:  # somebody else reads the product without the bias
+    else:  # the gemm without bias has other readers
         graph.add(op, Linear(), linear.inputs, {**linear.weights, **roles})
     return True
 
@@ -148,7 +149,7 @@ def _matrix(graph: GraphReader, op: Op, x: str) -> Array:
 
 
 def _as_bias(array: Array, rank: int, D_out: int) -> Array | None:
-    """The constant as one number an output, (D_out,); None if it is more, or differs from row to row."""
+    """The constant as one value per output, (D_out,); None if it is larger or varies per row."""
     *others, width = array.shape or (1,)
     if array.ndim > rank or any(size != 1 for size in others) or width not in (1, D_out):
         return None

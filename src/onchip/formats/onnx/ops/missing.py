@@ -1,4 +1,4 @@
-"""What is said of a file with operators that onchip does not have: all of them at once, and what to do instead."""
+"""The error for unsupported operators: lists all of them, with advice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOAT_MODEL = (
     "QuantizeLinear and DequantizeLinear onchip reads",
 )
 _QUANTIZED = re.compile(r"(com\.microsoft\.)?Q[A-Z]|.*(Quantize|Integer|NBits)")
-# What leads on where there is more to say than "without it": families of operators -> advice.
+# Advice beyond "remove it", by operator family.
 _INSTEAD = {
     ("NonMaxSuppression", "NonZero", "Unique", "Compress"): "end the network before it and go on with NumPy: "
     "how much it makes depends on the numbers",
@@ -43,13 +43,13 @@ INFERENCE = "eval mode: a dropout that depends on module.training, a norm with r
 
 
 def check_operators(ops: Sequence[Op], inputs: Iterable[str]) -> None:
-    """FormatError where some are of no operator that can be read, or can be on constants only and are not."""
-    varying = set(inputs)  # values that depend on them; a shape does not
+    """Raise FormatError for operators that are unsupported, or supported only on constants but used on values."""
+    varying = set(inputs)  # values that depend on the inputs; a shape does not
     missing: dict[str, list[Op]] = {}
     folded: set[str] = set()
     for op in ops:
         is_varying = any(name in varying for name in op.inputs)
-        if op.kind == "If" and not is_varying:  # one branch, which stands before it, is what it is
+        if op.kind == "If" and not is_varying:  # replaced by one branch, which precedes it
             varying.update(op.outputs)
             continue
         if op.kind != "Shape" and is_varying:

@@ -1,7 +1,7 @@
-"""Operators of ai.onnx.ml, as skl2onnx writes scikit-learn's scalers, linear models and networks with them.
+"""Operators of ai.onnx.ml, as skl2onnx exports scikit-learn's scalers, linear models and networks.
 
-What a classifier hands out: its label as an int64, and its probabilities as an array (B, classes) in the order of its
-classes, with or without a ZipMap. A class whose label is a text comes out as its number among them.
+A classifier returns its label as int64 and its probabilities as (B, classes) in the order of its classes, with or
+without a ZipMap. A text label is returned as its class index.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from onchip.network.recipe import Array
 
 _TRANSFORMS: dict[str, Layer | None] = {"NONE": None, "LOGISTIC": Sigmoid(), "SOFTMAX": Softmax(-1)}
 _NORMS = {"MAX": ("", "ReduceMax"), "L1": ("Abs", "ReduceSum"), "L2": ("", "ReduceL2")}
-_AXES_ARE_INPUTS = {"ReduceSum": 13}  # opset from which a reduction's axes are; 18 of the others
-_LEAST = np.finfo(np.float32).tiny  # in the place of a norm of 0: such a row stays as it is
+_AXES_ARE_INPUTS = {"ReduceSum": 13}  # opset from which a reduction's axes are inputs; 18 for the others
+_LEAST = np.finfo(np.float32).tiny  # replaces a norm of 0: such a row is unchanged
 
 
 @reads("ai.onnx.ml.Scaler")
@@ -50,7 +50,7 @@ def read_normalizer(graph: GraphReader, op: Op) -> None:
         size = graph.part(op, reduction, [given], axes=[1], keepdims=1)
     else:
         size = graph.part(op, reduction, [given, graph.part_constant(op, np.array([1]))], keepdims=1)
-    if norm != "MAX":  # which has a sign
+    if norm != "MAX":  # the maximum is signed
         size = graph.part(op, "Max", [size, graph.part_constant(op, np.array(_LEAST, np.float32))])
     _be(graph, op, graph.part(op, "Div", [x, size]))
 
@@ -79,7 +79,7 @@ def read_zip_map(graph: GraphReader, op: Op) -> None:
 
 @reads("ai.onnx.ml.ArrayFeatureExtractor")
 def read_array_feature_extractor(graph: GraphReader, op: Op) -> None:
-    """Columns of a value, or the labels (1, B) of classes whose numbers are values (B, 1)."""
+    """Columns of a value, or the labels (1, B) for class indices (B, 1)."""
     if graph.is_constant(op, 1):
         columns = graph.constant(op, 1).reshape(-1)
         _be(graph, op, graph.part(op, "Gather", [op.inputs[0], graph.part_constant(op, columns)], axis=-1))
@@ -102,7 +102,7 @@ def read_feature_vectorizer(graph: GraphReader, op: Op) -> None:
 
 
 def _floats(graph: GraphReader, op: Op, index: int = 0) -> str:
-    """A value of rows as float32, which is what these operators make of everything."""
+    """The rows as float32, to which these operators convert everything."""
     x = graph.value(op, index)
     if graph.one_row or len(graph.types[x].shape) != 2:
         raise FormatError(f"{op} needs rows", got=str(graph.types[x]), expected="[B, features]")
@@ -145,7 +145,7 @@ def _transformed(graph: GraphReader, op: Op, scores: str) -> str:
 
 
 def _labels(graph: GraphReader, op: Op, place: str, classes: Array) -> str:
-    """The labels (B,) of classes whose numbers are under ONNX's name `place`."""
+    """The labels (B,) for the class indices under the ONNX name `place`."""
     value = graph.value(Op(op.kind, op.name, (place,), op.outputs, {}))
     if graph.types[value].row_shape:
         value = graph.add_step(op, Reshape(()), (value,))
@@ -156,5 +156,5 @@ def _labels(graph: GraphReader, op: Op, place: str, classes: Array) -> str:
 
 
 def _be(graph: GraphReader, op: Op, part: str) -> None:
-    """The node's first output is what ONNX's name of a part stands for."""
+    """Bind the node's first output to the value under a part's ONNX name."""
     graph.hand_out(op, 0, graph.value(Op(op.kind, op.name, (part,), op.outputs, {})))

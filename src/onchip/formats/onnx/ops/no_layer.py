@@ -1,4 +1,4 @@
-"""Nodes that compute nothing: Constant and Identity leave no layer behind, Dropout one that does nothing."""
+"""Nodes without computation: Constant and Identity add no layer, Dropout one that does nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_dropout(graph: GraphReader, op: Op) -> None:
     if graph.has(op, 1):
         ratio = float(graph.constant(op, 1).max(initial=0))
     if 0 < ratio < 1 and not graph.is_constant(op, 0):
-        graph.add(op, Dropout(ratio), (graph.value(op),))  # training should know of it
+        graph.add(op, Dropout(ratio), (graph.value(op),))  # kept for training, which reports it
     else:
         graph.pass_on(op)
 

@@ -1,4 +1,4 @@
-"""BatchNormalization as inference sees it; LayerNormalization, RMSNormalization, Group- and InstanceNormalization."""
+"""BatchNormalization in inference; LayerNormalization, RMSNormalization, Group- and InstanceNormalization."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onchip.network.layers import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 
-_ROLES = ("weight", "bias", "mean", "var")  # in ONNX's order, behind x
+_ROLES = ("weight", "bias", "mean", "var")  # in ONNX's order, after x
 
 
 @reads("BatchNormalization")
@@ -33,7 +33,7 @@ def read_batch_norm(graph: GraphReader, op: Op) -> None:
     if len(row_shape) < 4:
         graph.add(op, (BatchNorm2d if len(row_shape) == 3 else BatchNorm1d)(eps), (x,), roles)
         return
-    flat = graph.add_step(op, Reshape((row_shape[0], -1)), (x,))  # what lies behind the channels is all alike
+    flat = graph.add_step(op, Reshape((row_shape[0], -1)), (x,))  # the axes after the channels are equivalent
     graph.add(op, Reshape(row_shape), (graph.add_step(op, BatchNorm1d(eps), (flat,), roles),))
 
 
@@ -50,12 +50,12 @@ def write_batch_norm(graph: GraphWriter, node: Node) -> None:
     graph.emit("BatchNormalization", node, operands, epsilon=node.layer.attributes()["eps"])
 
 
-# -- rows normalised by their own numbers ------------------------------------------------------------------------
+# -- norms with statistics of the row ---------------------------------------------------------------------------
 
 _LAST_AXES: dict[str, type[LayerNorm] | type[RMSNorm]] = {
     "LayerNormalization": LayerNorm, "RMSNormalization": RMSNorm,
 }  # fmt: skip
-_SCALES_ARE_CHANNELS = 21  # the opset from which a GroupNormalization has a scale for each channel, not group
+_SCALES_ARE_CHANNELS = 21  # opset from which GroupNormalization has one scale per channel, not per group
 
 
 @reads(*_LAST_AXES)
@@ -75,7 +75,7 @@ def read_last_axes_norm(graph: GraphReader, op: Op) -> None:
 
 
 def _stretched(graph: GraphReader, op: Op, array: Array, shape: tuple[int, ...]) -> Array:
-    """A scale or bias may miss axes of what it scales, or have 1 there."""
+    """Broadcast a scale or bias, which may lack axes or have size 1."""
     while array.ndim > len(shape) and array.shape[0] == 1:
         array = array[0]
     if array.shape != shape:
@@ -90,7 +90,7 @@ def read_group_norm(graph: GraphReader, op: Op) -> None:
     C = int(graph.types[x].shape[1])
     groups = op.attribute("num_groups", 0) if op.kind == "GroupNormalization" else C
     layer = GroupNorm(groups, op.number("epsilon", 1e-5))
-    layer.parts(graph.types[x])  # else the scales of groups are those of nothing
+    layer.parts(graph.types[x])  # checks the groups before their scales are expanded
     roles = {}
     for index, role in ((1, "weight"), (2, "bias")):
         array = graph.weight_constant(op, index, x)
@@ -102,7 +102,7 @@ def read_group_norm(graph: GraphReader, op: Op) -> None:
 
 @writes(LayerNorm, RMSNorm)
 def write_last_axes_norm(graph: GraphWriter, node: Node) -> None:
-    """ONNX needs a scale; RMSNormalization is of opset 23."""
+    """ONNX needs a scale; RMSNormalization needs opset 23."""
     given = node.layer.attributes()
     operands = [graph.value(node), _scale(graph, node, "weight"), *graph.weights(node, "bias")]
     op_type = next(op_type for op_type, layer in _LAST_AXES.items() if layer is type(node.layer))
@@ -111,7 +111,7 @@ def write_last_axes_norm(graph: GraphWriter, node: Node) -> None:
 
 @writes(GroupNorm)
 def write_group_norm(graph: GraphWriter, node: Node) -> None:
-    """ONNX needs scale and bias. A group a channel is an InstanceNormalization, which is older."""
+    """ONNX needs scale and bias. One group per channel is an InstanceNormalization, which older opsets have."""
     given, x = node.layer.attributes(), graph.net.input_types(node)[0]
     operands = [graph.value(node), _scale(graph, node, "weight"), _scale(graph, node, "bias")]
     if given["groups"] == x.shape[1]:
@@ -121,7 +121,7 @@ def write_group_norm(graph: GraphWriter, node: Node) -> None:
 
 
 def _scale(graph: GraphWriter, node: Node, role: str) -> str:
-    """A weight, or what changes nothing in its place."""
+    """A weight, or a neutral constant instead."""
     if role in node.weights:
         return graph.weight(node, role)
     layer = node.layer

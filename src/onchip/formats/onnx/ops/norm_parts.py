@@ -1,9 +1,9 @@
-"""Norms of rows that a file spells out: a mean, a difference, a mean of squares, a root, a quotient.
+"""Norms that a file spells out as mean, difference, mean of squares, square root and quotient.
 
-    d = x - ReduceMean(x);  y = d / Sqrt(ReduceMean(d ^ 2) + eps)      a LayerNorm; with x in the place of d, an RMSNorm
+    d = x - ReduceMean(x);  y = d / Sqrt(ReduceMean(d ^ 2) + eps)      a LayerNorm; with x instead of d, an RMSNorm
 
-d ^ 2 may be Pow(d, 2) or d * d, and the quotient a product with the inverse. They are joined before anything is read:
-one layer takes one pass over memory where its parts take eight.
+d ^ 2 may be Pow(d, 2) or d * d, and the quotient a product with the reciprocal. The nodes are fused before any is read:
+one layer makes one pass over memory instead of eight.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from onchip.formats.onnx.ops.graph_reader import GraphReader
 from onchip.network.layers import LayerNorm, Permute, RMSNorm
 from onchip.network.recipe import Array
 
-NORM = "(norm)"  # the operator that parts are joined to; no file has one of this name
-_INPUTS = {"Add": 2, "Div": 2, "Mul": 2, "Pow": 2, "Reciprocal": 1, "Sqrt": 1, "Sub": 2}  # of the parts
-_DEPTH = 6  # parts between x and the last: mean, difference, square, mean, sum, root
-Makers = Mapping[str, Op]  # by what they make
-Constant = Callable[[str], Array | None]  # a constant of few numbers, by its name; None: it is none
+NORM = "(norm)"  # the fused operator; no file has one of this name
+_INPUTS = {"Add": 2, "Div": 2, "Mul": 2, "Pow": 2, "Reciprocal": 1, "Sqrt": 1, "Sub": 2}  # inputs per operator
+_DEPTH = 6  # operators between x and the last: mean, difference, square, mean, sum, root
+Makers = Mapping[str, Op]  # by output name
+Constant = Callable[[str], Array | None]  # looks up a small constant by name; None: not one
 
 
 @dataclass(frozen=True)
 class _Mean:
-    """ReduceMean(of) over axes that stay, as 1."""
+    """ReduceMean(of) over axes that are kept as 1."""
 
     of: str
     axes: tuple[int, ...]
 
 
 def join_norms(ops: Sequence[Op], outputs: Sequence[str], constant: Constant) -> list[Op]:
-    """The operators, with one in the place of each norm; its parts go where nobody else reads what they make."""
+    """Replace each norm by one operator; operators whose results are no longer used are removed."""
     makers = {op.outputs[0]: op for op in ops if len(op.inputs) == _INPUTS.get(op.kind, -1) or op.kind == "ReduceMean"}
     made: list[Op] = []
     parts: set[str] = set()
@@ -53,7 +53,7 @@ def join_norms(ops: Sequence[Op], outputs: Sequence[str], constant: Constant) ->
 
 
 def _between(last: Op, makers: Makers, x: str) -> set[str]:
-    """What is made on the way from x to what the last operator reads."""
+    """Names of the intermediate values between x and the inputs of the last operator."""
     found: set[str] = set()
     ops = [last]
     for _ in range(_DEPTH):
@@ -81,7 +81,7 @@ def _norm(op: Op, makers: Makers, constant: Constant) -> Op | None:
 
 
 def _quotients(op: Op, makers: Makers, constant: Constant) -> Iterator[tuple[str, str]]:
-    """(a, b) where the operator is a / b, or a times the inverse of b."""
+    """(a, b) if the operator is a / b, or a times the reciprocal of b."""
     if len(op.inputs) != 2:
         return
     if op.kind == "Div":
@@ -96,7 +96,7 @@ def _quotients(op: Op, makers: Makers, constant: Constant) -> Iterator[tuple[str
 
 
 def _with_constant(op: Op | None, kind: str, constant: Constant) -> Iterator[tuple[str, float]]:
-    """(value, number) of an operator on a value and one number."""
+    """(value, number) of an operator on a value and one constant."""
     if op is not None and op.kind == kind:
         for value, other in (op.inputs, op.inputs[::-1]):
             number = _number(other, constant)
@@ -108,7 +108,7 @@ def _number(name: str, constant: Constant) -> float | None:
     array = constant(name)
     if array is None or array.size != 1 or array.dtype.kind not in "fV":
         return None
-    return float(str(array.reshape(-1)[0]))  # as it was meant: see Op.number
+    return float(str(array.reshape(-1)[0]))  # as written: see Op.number
 
 
 def _mean(op: Op | None, constant: Constant) -> _Mean | None:
@@ -124,7 +124,7 @@ def _mean(op: Op | None, constant: Constant) -> _Mean | None:
 
 
 def _root_of(op: Op | None, constant: Constant) -> str | None:
-    """d where the operator makes d ^ 2."""
+    """d if the operator computes d ^ 2."""
     if op is not None and op.kind == "Pow":
         array = constant(op.inputs[1])
         is_two = array is not None and array.size == 1 and float(array.reshape(-1)[0]) == 2
@@ -134,7 +134,7 @@ def _root_of(op: Op | None, constant: Constant) -> str | None:
 
 
 def _is_same(a: str, b: str, makers: Makers) -> bool:
-    """Whether two names are of the same value: some files take the same difference twice."""
+    """Whether two names have the same value: some files compute the same difference twice."""
     first, second = makers.get(a), makers.get(b)
     if a == b or first is None or second is None:
         return a == b
@@ -142,7 +142,7 @@ def _is_same(a: str, b: str, makers: Makers) -> bool:
 
 
 def _source(d: str, axes: tuple[int, ...], makers: Makers, constant: Constant) -> tuple[str, bool]:
-    """x and True where d = x - ReduceMean(x) over these axes; else d itself and False."""
+    """x and True if d = x - ReduceMean(x) over these axes; else d itself and False."""
     op = makers.get(d)
     if op is not None and op.kind == "Sub":
         x, mean = op.inputs
@@ -153,7 +153,7 @@ def _source(d: str, axes: tuple[int, ...], makers: Makers, constant: Constant) -
 
 @reads(NORM)
 def read_norm(graph: GraphReader, op: Op) -> None:
-    """Axes that are not the last ones are moved there and back."""
+    """Axes that are not the last ones are permuted to the end and back."""
     x = graph.value(op)
     rank = len(graph.types[x].shape)
     axes = sorted({graph.axis(op, x, axis) for axis in op.sizes("axes", [])})

@@ -1,4 +1,4 @@
-"""ToPixels: a handful of ONNX nodes, read back where they stand together; most of them have no layer of their own."""
+"""ToPixels: a pattern of ONNX nodes, most of which have no layer of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PixelPart(Unfinished):
     expected: ClassVar[str] = "the rest of uint8(Clip(Where(IsNaN(y), 0, y), 0, 255)) with y = (x + 1) / 2 * 255"
 
     def finish(self, graph: GraphReader, op: Op | None) -> str:
-        """What it is by itself."""
+        """Its value without the rest of the pattern."""
         numbers = are_numbers(graph, op, self.x)
         if self.made_by == "IsNaN":
             one = graph.weight("one", np.ones((), numpy_dtype(graph.types[self.x].dtype)))
@@ -45,7 +45,7 @@ def read_is_nan(graph: GraphReader, op: Op) -> None:
 
 
 def completes_pixels(graph: GraphReader, op: Op) -> bool:
-    """Whether a Where, Clip or Cast belongs to a ToPixels that an IsNaN began; if so, it is done."""
+    """Handle a Where, Clip or Cast of a ToPixels that an IsNaN began; return whether it was handled."""
     if op.kind == "Where":
         part = _part(graph, op, "IsNaN")
         if part is None or not begins_pixels(graph, op):
@@ -85,9 +85,9 @@ def _part(graph: GraphReader, op: Op, made_by: str) -> PixelPart | None:
 
 @writes(ToPixels)
 def write_pixels(graph: GraphWriter, node: Node) -> None:
-    """uint8(Clip((x + 1) / 2 * 255, 0, 255)), a NaN made 0 first: no two runtimes cast one alike."""
+    """uint8(Clip((x + 1) / 2 * 255, 0, 255)), with NaN replaced by 0 first: runtimes cast NaN differently."""
     x, zero, full = graph.value(node), graph.number(node, "zero", 0), graph.number(node, "full", 255)
-    # Less -1, not plus 1: the reader would take that for the bias of a Linear before it.
+    # Subtract -1 instead of adding 1, which the reader would take for the bias of a preceding Linear.
     shifted = graph.emit_step("Sub", node, [x, graph.number(node, "minus_one", -1)])
     halved = graph.emit_step("Div", node, [shifted, graph.number(node, "two", 2)])
     stretched = graph.emit_step("Mul", node, [halved, full])

@@ -32,7 +32,7 @@ def read_average_pool(graph: GraphReader, op: Op) -> None:
     x, zeros = unpadded(graph, op)
     window, count_pads = read_window(graph, op, x), op.attribute("count_include_pad", 0) != 0
     pads = window.pads
-    if any(zeros):  # they count as numbers
+    if any(zeros):  # explicit zeros count as elements
         pads, count_pads = sum_pads(pads, zeros), True
     check_padded(graph, op, x, pads)
     if window.rank == 3:
@@ -65,6 +65,6 @@ def write_average_pool(graph: GraphWriter, node: Node) -> None:
     given = node.layer.attributes()
     window = window_attributes(node.layer, given["kernel"])
     if set(window["dilations"]) == {1}:
-        del window["dilations"]  # opset 17 does not know them
+        del window["dilations"]  # not in opset 17
     graph.emit("AveragePool", node, [graph.value(node)], ceil_mode=int(given["ceil"]),
                count_include_pad=int(given["count_pads"]), **window)  # fmt: skip

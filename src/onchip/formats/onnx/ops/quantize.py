@@ -1,8 +1,8 @@
-"""QuantizeLinear and DequantizeLinear: a network that was quantised computes in floats what its ints mean.
+"""QuantizeLinear and DequantizeLinear: a quantised network is computed in floats.
 
     DequantizeLinear(QuantizeLinear(x)) = Clip(Round(x / scale), least - zero, most - zero) * scale
 
-Weights that are kept as ints become floats while the file is read.
+Integer weights are dequantised while reading.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DTYPES = ("int8", "uint8", "int16", "int32")
 
 @dataclass(frozen=True)
 class Quantised(Unfinished):
-    """x is the ints, as floats, less the zero point."""
+    """x is the quantised ints, as floats, minus the zero point."""
 
     zero: Array
     dtype: Whole
@@ -66,7 +66,7 @@ def read_quantize(graph: GraphReader, op: Op) -> None:
 
 @reads("DequantizeLinear")
 def read_dequantize(graph: GraphReader, op: Op) -> None:
-    """Of what was quantised before, with the same zero; or of ints that come from elsewhere."""
+    """Dequantise a preceding QuantizeLinear with the same zero point, or ints from elsewhere."""
     scale = graph.constant(op, 1)
     given = graph.unfinished.get(op.inputs[0])
     x = given.x if isinstance(given, Quantised) else graph.value(op)
@@ -97,7 +97,7 @@ def fold_dequantize(graph: GraphReader, op: Op) -> Array:
 
 
 def _along(graph: GraphReader, op: Op, array: Array, rank: int) -> Array:
-    """A number for all, or one for each place of an axis."""
+    """One value for all, or one per index of an axis."""
     if array.size == 1:
         return array.reshape(())
     axis = op.attribute("axis", 1)

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: a Linear over all steps, and a recurrent layer behind it."""
+"""LSTM, GRU and RNN: a Linear over all steps, followed by a recurrent layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onchip.network.recipe import Array
 
 _LAYERS: dict[str, type[Recurrent]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 _ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}
-_BIAS, _LENGTHS, _FIRST_STATE, _PEEPHOLES = 3, 4, 5, 7  # inputs
+_BIAS, _LENGTHS, _FIRST_STATE, _PEEPHOLES = 3, 4, 5, 7  # input indices
 _OUTPUTS = ("sequence", "last", "cell")
 
 
@@ -38,7 +38,7 @@ def read_recurrent(graph: GraphReader, op: Op) -> None:
     weights, product = _weights(graph, op, x, layer)
     gates = graph.add_step(op, Linear(), (x,), product) if product else x
     states = _first_states(graph, op, x, layer, graph.weights[weights["recurrence"]].shape[-1])
-    add = graph.add_named  # the first that somebody reads
+    add = graph.add_named  # for the first output that is used
     for index, name in enumerate(op.outputs):
         if not name or not graph.readers[name]:
             continue
@@ -88,7 +88,7 @@ def _text(op: Op, name: str, default: str) -> str:
 
 
 def _activations(op: Op, direction: str, default: list[str]) -> list[str]:
-    """Those of a direction; both must have the same."""
+    """The activations of one direction; both must have the same."""
     named: list[object] = op.attribute("activations", [])
     given = [name.decode(errors="replace").lower() if isinstance(name, bytes) else show(name) for name in named]
     if not given:
@@ -100,7 +100,7 @@ def _activations(op: Op, direction: str, default: list[str]) -> list[str]:
 
 
 def _weights(graph: GraphReader, op: Op, x: str, layer: Recurrent) -> tuple[dict[str, str], dict[str, str]]:
-    """The layer's weights, and those of the Linear in front of it; none where x is what the gates are given."""
+    """The layer's weights, and those of the preceding Linear; none if x already is the gate input."""
     W, R = graph.weight_constant(op, 1, x), graph.weight_constant(op, 2, x)
     D, G, H = layer.directions, layer.gates, R.shape[-1] if R.ndim else 0
     if R.shape != (D, G * H, H) or W.ndim != 3 or W.shape[:2] != R.shape[:2]:
@@ -132,7 +132,7 @@ def _weights(graph: GraphReader, op: Op, x: str, layer: Recurrent) -> tuple[dict
 
 
 def _first_states(graph: GraphReader, op: Op, x: str, layer: Recurrent, H: int) -> tuple[str, ...]:
-    """The states before the first step (B, D, H); none where they are 0."""
+    """The initial states (B, D, H); none if they are 0."""
     places = [index for index in range(_FIRST_STATE, _FIRST_STATE + layer.states) if graph.has(op, index)]
     constants = [index for index in places if graph.is_constant(op, index)]
     if any(graph.constant(op, index).any() for index in constants):
@@ -161,7 +161,7 @@ def _first_state(graph: GraphReader, op: Op, index: int) -> str:
 
 
 def _hand_out(graph: GraphReader, op: Op, index: int, made: str, D: int) -> None:
-    """The node's output, seen as ONNX has it: (S, D, B, H), or (D, B, H) of the last step."""
+    """Bind the node's output in ONNX's layout: (S, D, B, H), or (D, B, H) of the last step."""
     *front, width = graph.types[made].shape
     shape = (*front, D, int(width) // D)
     is_sequence, rows_first = index == 0, op.attribute("layout", 0) != 0
@@ -184,7 +184,7 @@ def write_recurrent(graph: GraphWriter, node: Node) -> None:
     H = graph.net.weights[node.weights["recurrence"]].shape[-1]
     steps_first = graph.emit_step("Transpose", node, [graph.value(node)], perm=[1, 0, 2])
     dtype = graph.numpy_dtype(node)
-    nothing = np.eye(D * G * H, dtype=dtype).reshape(D, G * H, D * G * H)  # x is what the gates are given
+    nothing = np.eye(D * G * H, dtype=dtype).reshape(D, G * H, D * G * H)  # identity: x already is the gate input
     inputs = [steps_first, graph.constant(f"{node.name}_input", nothing), graph.weight(node, "recurrence"), "", ""]
     if "bias" in node.weights:
         inputs[_BIAS] = graph.weight(node, "bias", change=_whole_bias)

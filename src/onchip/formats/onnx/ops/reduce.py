@@ -1,4 +1,4 @@
-"""ReduceMax, ReduceMin, ReduceSum, ReduceMean, ReduceL2 and what is made of them; ArgMax and ArgMin."""
+"""ReduceMax, ReduceMin, ReduceSum, ReduceMean, ReduceL2 and reductions composed from them; ArgMax and ArgMin."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ _OP_TYPES = {layer.__name__: op_type for op_type, layer in _REDUCTIONS.items()}
 _ARGUMENTS: dict[str, type[ArgMax] | type[ArgMin]] = {"ArgMax": ArgMax, "ArgMin": ArgMin}
 
 
-_MOST_FACTORS = 64  # of a product, each a value of its own
+_MOST_FACTORS = 64  # of a product, each a separate value
 
 
 def axes_are_inputs(op_type: str) -> int:
-    """The opset from which they are."""
+    """The opset from which axes are inputs."""
     return 13 if op_type == "ReduceSum" else 18
 
 
@@ -72,8 +72,9 @@ def read_reduction(graph: GraphReader, op: Op) -> None:
 
 @reads("ReduceL1", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
 def read_sum_of_functions(graph: GraphReader, op: Op) -> None:
-    """A function of each number, the sum, and a function of that; of exponentials the largest is taken out before,
-    or the largest finite number where that is an infinity: an infinity less itself is NaN."""
+    """An elementwise function, a sum, and a function of the sum. LogSumExp subtracts the maximum first, clamped to the
+    largest finite value: inf - inf is NaN.
+    """
     x, keep = graph.value(op), keeps_axes(op)
     axes = _axes(graph, op, x)
     if axes is None:
@@ -97,7 +98,7 @@ def read_sum_of_functions(graph: GraphReader, op: Op) -> None:
 
 @reads("ReduceProd")
 def read_product(graph: GraphReader, op: Op) -> None:
-    """The numbers along each axis, cut apart and multiplied."""
+    """Split the elements along each axis and multiply them."""
     x = graph.value(op)
     axes, keep = _axes(graph, op, x), keeps_axes(op)
     if axes is None:
@@ -123,7 +124,7 @@ def read_product(graph: GraphReader, op: Op) -> None:
 
 
 def _widened(graph: GraphReader, op: Op, layer: Layer) -> tuple[Layer, tuple[str]]:
-    """The layer, and what it reads; of ints by way of float64, which has all of them up to 2^53."""
+    """The layer and its inputs; ints go through float64, which is exact up to 2^53."""
     x = graph.value(op)
     dtype = graph.types[x].dtype
     if "int" not in dtype:
@@ -133,7 +134,7 @@ def _widened(graph: GraphReader, op: Op, layer: Layer) -> tuple[Layer, tuple[str
 
 
 def _axes(graph: GraphReader, op: Op, x: str) -> tuple[int, ...] | None:
-    """The axes as the network counts them; None if nothing is to be reduced."""
+    """The axes in the network's numbering; None if nothing is reduced."""
     axes = graph.axes(op, axes_are_inputs(op.kind))
     if not axes and op.attribute("noop_with_empty_axes", 0):
         return None

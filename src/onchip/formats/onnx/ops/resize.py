@@ -1,4 +1,4 @@
-"""Resize and Upsample, nearest, linear and cubic; DepthToSpace and SpaceToDepth, which only move numbers."""
+"""Resize and Upsample: nearest, linear and cubic; DepthToSpace and SpaceToDepth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onchip.network.layers.resize import Coordinates, Rounding, places_in
 from onchip.network.reading import show
 from onchip.network.types import BATCH, Dim
 
-_IN_11 = 11  # the opset from which a Resize names its coordinates
+_IN_11 = 11  # opset from which a Resize has coordinate modes
 _MOST_SIZE = 1 << 28
 
 
@@ -51,12 +51,12 @@ def read_resize(graph: GraphReader, op: Op) -> None:
 
 
 def _how(graph: GraphReader, op: Op) -> tuple[Coordinates, Rounding]:
-    """Before opset 11 a number's place is i / scale, and the nearest is the one before it."""
+    """Before opset 11 the coordinate is i / scale, rounded down."""
     if graph.opset < _IN_11 or op.kind == "Upsample":
         return "asymmetric", "floor"
     coordinates = op.attribute("coordinate_transformation_mode", b"half_pixel").decode(errors="replace")
     rounding = op.attribute("nearest_mode", b"round_prefer_floor").decode(errors="replace")
-    if coordinates == "tf_half_pixel_for_nn" and rounding == "floor":  # (i + 0.5) / scale: half a number further on
+    if coordinates == "tf_half_pixel_for_nn" and rounding == "floor":  # (i + 0.5) / scale: shifted by half a pixel
         coordinates, rounding = "half_pixel", "round_prefer_ceil"
     if coordinates not in get_args(Coordinates) or rounding not in get_args(Rounding):
         expected = f"{', '.join(get_args(Coordinates))}; {', '.join(get_args(Rounding))}"
@@ -65,7 +65,7 @@ def _how(graph: GraphReader, op: Op) -> tuple[Coordinates, Rounding]:
 
 
 def _sizes(graph: GraphReader, op: Op, x: str) -> tuple[list[Dim], list[float]]:
-    """Sizes and scales of every axis as the file sees it, the batch among them."""
+    """Sizes and scales of every axis of the file, including the batch."""
     shape = list(graph.shape(x))
     axes = list(range(len(shape)))
     if "axes" in op.attributes:
@@ -108,7 +108,7 @@ def _check_length(op: Op, given: list[Dim] | list[float], axes: list[int]) -> No
 
 @writes(NearestResize, LinearResize)
 def write_resize(graph: GraphWriter, node: Node) -> None:
-    """By scales where 32 bits hold them; else by sizes, which leave the batch alone from opset 18 on."""
+    """By scales if float32 holds them exactly; else by sizes, which can omit the batch from opset 18 on."""
     layer, row = node.layer, graph.net.input_types(node)[0].row_shape
     assert isinstance(layer, NearestResize | LinearResize)
     if layer.coordinates == "half_pixel_symmetric" and graph.opset < 19:
@@ -132,7 +132,7 @@ def write_resize(graph: GraphWriter, node: Node) -> None:
 
 @reads("DepthToSpace")
 def read_depth_to_space(graph: GraphReader, op: Op) -> None:
-    """Channels (b, b, C) or, as CRD, (C, b, b), become blocks of b x b pixels."""
+    """Channels (b, b, C) or, in CRD mode, (C, b, b), become blocks of b x b pixels."""
     x, b = graph.value(op), op.attribute("blocksize", 0)
     C, H, W = _image(graph, op, x)
     mode = op.attribute("mode", b"DCR")
@@ -145,7 +145,7 @@ def read_depth_to_space(graph: GraphReader, op: Op) -> None:
 
 @reads("SpaceToDepth")
 def read_space_to_depth(graph: GraphReader, op: Op) -> None:
-    """Blocks of b x b pixels become channels (b, b, C) or, as CRD, (C, b, b)."""
+    """Blocks of b x b pixels become channels (b, b, C) or, in CRD mode, (C, b, b)."""
     x, b = graph.value(op), op.attribute("blocksize", 0)
     C, H, W = _image(graph, op, x)
     mode = op.attribute("mode", b"DCR")

@@ -1,8 +1,8 @@
-"""ScatterElements: numbers put, or added, at places that ids choose: one-hot rows, counts, weights of a few experts.
+"""ScatterElements: write or add values at indices: one-hot rows, counts, weights of a few experts.
 
     y[.., ids[.., k, ..], ..] = updates[.., k, ..]
 
-is x where no id points, and a sum over all k of the updates where one does; ids point by rows of an identity.
+is x where no id points, and else the sum over k of the updates that point there, by rows of an identity matrix.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from onchip.network.reading import show
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 
-_MOST_PLACES = 1 << 10  # to choose from: a table has the square of it
+_MOST_PLACES = 1 << 10  # number of candidates: the table is its square
 _EXPECTED = "ids and updates of one shape, that of the data but for the axis"
 
 
 @reads("ScatterElements", "Scatter")
 def read_scatter_elements(graph: GraphReader, op: Op) -> None:
-    """Where two ids of a row are the same, ONNX does not say what comes out; here both are added."""
+    """For duplicate ids in a row, which ONNX leaves undefined, the updates are added."""
     ids, how = graph.value(op, 1), op.attribute("reduction", b"none")
     if how not in (b"none", b"add"):
         raise FormatError(f"{op}: bad attribute 'reduction'", got=show(how), expected="none or add")
@@ -38,7 +38,7 @@ def read_scatter_elements(graph: GraphReader, op: Op) -> None:
         raise FormatError(f"{op}: shapes do not fit", got=got, expected=f"{_EXPECTED}, up to {_MOST_PLACES:,} along it")
     updates = graph.constant(op, 2) if graph.is_constant(op, 2) else None
     dtype = updates.dtype if updates is not None else numpy_dtype(graph.types[graph.value(op, 2)].dtype)
-    pointed = _points(graph, op, ids, at, shape[at], dtype)  # (.., k, n, ..): where each id points
+    pointed = _points(graph, op, ids, at, shape[at], dtype)  # (.., k, n, ..): one-hot ids
     if updates is not None:
         wide = np.expand_dims(_row(graph, op, updates), at + 1)
         name = graph.weight(f"{op.outputs[0]}_updates", wide)
@@ -67,7 +67,7 @@ def read_scatter_elements(graph: GraphReader, op: Op) -> None:
 
 
 def _row(graph: GraphReader, op: Op, array: Array) -> Array:
-    """A constant as it is in every row."""
+    """A constant without its batch axis."""
     if graph.one_row:
         return array
     once = graph.once(array)
@@ -79,7 +79,7 @@ def _row(graph: GraphReader, op: Op, array: Array) -> Array:
 
 
 def _points(graph: GraphReader, op: Op, ids: str, at: int, n: int, dtype: np.dtype[np.generic]) -> str:
-    """(.., k, ..) ids as (.., k, n, ..): 1 where each of them points."""
+    """(.., k, ..) ids as one-hot (.., k, n, ..)."""
     table = graph.weight(f"{op.outputs[0]}_places", np.eye(n, dtype=dtype))
     chosen = graph.add_step(op, Embedding(), (ids,), {"weight": table})  # (.., k, .., n)
     order = list(range(len(graph.types[ids].shape)))

@@ -1,4 +1,4 @@
-"""Slice, Split, Gather by constant indices, Pad, Tile and Expand: numbers of a row, chosen or repeated."""
+"""Slice, Split, Gather by constant indices, Pad, Tile and Expand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onchip.network.reading import show
 from onchip.network.types import BATCH, Dim, numpy_dtype
 
 _MODES: dict[bytes, PadMode] = {b"constant": "constant", b"reflect": "reflect", b"edge": "edge", b"wrap": "wrap"}
-FAR = 10**9  # no batch has so many rows: an end there, or beyond, is the end of the batch
+FAR = 10**9  # larger than any batch: such an end means the end of the batch
 
 
 def row_axis_of(graph: GraphReader, op: Op, x: str, axis: int) -> int:
@@ -63,12 +63,12 @@ def slice_operands(graph: GraphReader, op: Op) -> tuple[list[int], list[int], li
 
 
 def shape_part(op: Op, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """The sizes that a Shape asks for: all, or some of them from opset 15 on."""
+    """The sizes that a Shape returns: all, or a range from opset 15 on."""
     return shape[op.attribute("start", 0) : op.attribute("end", 0) if "end" in op.attributes else None]
 
 
 def add_ranges(graph: GraphReader, op: Op, x: str, ranges: list[range], output: int = 0) -> None:
-    """A Slice that takes a range along every axis of a row."""
+    """A Slice with one range per axis of a row."""
     starts = tuple(r.start if len(r) else 0 for r in ranges)
     layer = Slice(starts, tuple(map(len, ranges)), tuple(r.step for r in ranges))
     graph.add(op, layer, (x,), output=output)
@@ -76,7 +76,7 @@ def add_ranges(graph: GraphReader, op: Op, x: str, ranges: list[range], output: 
 
 @reads("Split")
 def read_split(graph: GraphReader, op: Op) -> None:
-    """A Slice for each output; a constant is split here and now."""
+    """A Slice per output; a constant is split while reading."""
     if graph.is_constant(op, 0):
         array, axis = graph.constant(op, 0), op.attribute("axis", 0)
         graph.spend(op, array.size)
@@ -94,13 +94,13 @@ def read_split(graph: GraphReader, op: Op) -> None:
 
 
 def split_ranges(graph: GraphReader, op: Op, n: int) -> list[range]:
-    """Which of n places each output takes."""
+    """The range of n indices for each output."""
     count = len(op.outputs)
     if graph.opset >= 13 and graph.has(op, 1):
         sizes = graph.ints(op, 1, most=len(op.outputs))
     elif "split" in op.attributes:
         sizes = op.sizes("split", [], count)
-    else:  # alike, the last one may be smaller
+    else:  # equal, the last one may be smaller
         each = -(-n // count)
         sizes = [max(0, min(each, n - i * each)) for i in range(count)]
     if len(sizes) != count or sum(sizes) != n or min(sizes) < 0:
@@ -110,7 +110,7 @@ def split_ranges(graph: GraphReader, op: Op, n: int) -> list[range]:
 
 
 def gather_constant(graph: GraphReader, op: Op) -> None:
-    """x[:, indices]: a Slice where they are evenly apart, else a Gather; then the shape that the indices have."""
+    """x[:, indices]: a Slice if they are evenly spaced, else a Gather; then a reshape to the indices' shape."""
     x, indices = graph.value(op), graph.constant(op, 1)
     at = row_axis_of(graph, op, x, op.attribute("axis", 0))
     row = graph.types[x].row_shape
@@ -139,7 +139,7 @@ def gather_constant(graph: GraphReader, op: Op) -> None:
 
 @reads("Pad")
 def read_pad(graph: GraphReader, op: Op) -> None:
-    """A Pad, which a Conv or an AveragePool behind it may take in (windows.py)."""
+    """A Pad, which a following Conv or AveragePool may absorb (windows.py)."""
     x, word = graph.value(op), op.attribute("mode", b"constant") or b"constant"
     rank = len(graph.shape(x))
     if word not in _MODES:
@@ -179,7 +179,7 @@ def read_tile(graph: GraphReader, op: Op) -> None:
 
 @reads("Expand")
 def read_expand(graph: GraphReader, op: Op) -> None:
-    """Sizes of 1 are stretched; 1 in the new shape leaves a size as it is."""
+    """Sizes of 1 are broadcast; 1 in the new shape keeps a size."""
     x, wanted = graph.value(op), graph.constant_or_shape(op, 1).tolist()
     shape = graph.shape(x)
     if not graph.one_row and (
@@ -207,7 +207,7 @@ def add_tile(graph: GraphReader, op: Op, x: str, repeats: list[int]) -> None:
 
 
 def concat_constants(graph: GraphReader, op: Op, axis: int) -> None:
-    """Values beside constants, as a token in front of a sequence: pads of zeros where those go, and a sum."""
+    """Concatenate values and constants, such as a token before a sequence: zero pads at the constants, and an add."""
     padded: list[str] = []
     parts, zeros = [], 0  # all operands, values as zeros; zeros before the first value
     for index in range(len(op.inputs)):
@@ -243,7 +243,7 @@ def _pad_axis(graph: GraphReader, op: Op, x: str, axis: int, before: int, after:
 
 @reads("Trilu")
 def read_triangle(graph: GraphReader, op: Op) -> None:
-    """What lies on one side of a diagonal; zeros elsewhere."""
+    """The part on one side of a diagonal; zeros elsewhere."""
     x, first = graph.value(op), int(graph.constant(op, 1).reshape(())) if graph.has(op, 1) else 0
     row = graph.types[x].row_shape
     if len(row) < 2 - graph.one_row:
@@ -253,7 +253,7 @@ def read_triangle(graph: GraphReader, op: Op) -> None:
     graph.add(op, Mask(), (x,), {"mask": graph.weight(f"{op.outputs[0]}_side", mask)})
 
 
-# -- back ----------------------------------------------------------------------------------------------------------
+# -- writing --------------------------------------------------------------------------------------------------------
 
 
 @writes(Slice)

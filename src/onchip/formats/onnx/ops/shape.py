@@ -1,4 +1,4 @@
-"""Reshape, Flatten, Squeeze, Unsqueeze and Transpose: a row gets another shape, or its numbers change places."""
+"""Reshape, Flatten, Squeeze, Unsqueeze and Transpose."""
 
 from __future__ import annotations
 

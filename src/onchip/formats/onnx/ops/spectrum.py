@@ -1,4 +1,4 @@
-"""DFT and STFT: spectra are products with a constant matrix, windows of a signal a convolution with it."""
+"""DFT and STFT: a DFT is a gemm with a constant matrix, an STFT a convolution with it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from onchip.network.layers import Conv1d, Linear, Permute, Reshape
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 
-_MOST_NUMBERS = 1 << 22  # of a matrix: a longer signal wants a fast transform
+_MOST_NUMBERS = 1 << 22  # elements of the matrix: longer signals need an FFT
 
 
 @reads("DFT")
 def read_dft(graph: GraphReader, op: Op) -> None:
-    """(.., n, .., 1 or 2) -> (.., K, .., 2): the axis stands in front of the last one, both are one, and a Linear."""
+    """(.., n, .., 1 or 2) -> (.., K, .., 2): move the axis next to the last, merge both, apply a Linear."""
     x = graph.value(op)
     wanted = op.attribute("axis", 1) if graph.opset < 20 else graph.ints(op, 2)[0] if graph.has(op, 2) else -2
     rank, axis = len(graph.types[x].shape), graph.axis(op, x, wanted)
@@ -68,8 +68,9 @@ def read_stft(graph: GraphReader, op: Op) -> None:
 
 
 def _transform(graph: GraphReader, op: Op, n: int, N: int, inverse: bool, onesided: bool) -> Array:
-    """(K, 2, n, 2): what the real and the imaginary part of each of n numbers add to both parts of K bins; numbers
-    beyond N are left out."""
+    """The DFT matrix (K, 2, n, 2): real and imaginary input to real and imaginary output of K bins; inputs beyond N are
+    ignored.
+    """
     K = N // 2 + 1 if onesided else N
     if N < 1 or 4 * K * n > _MOST_NUMBERS:
         raise FormatError(f"{op}: too long", got=f"{n} to {K} bins", expected=f"a matrix below {_MOST_NUMBERS:,}")

@@ -1,4 +1,4 @@
-"""TopK: its numbers and its places are a layer each, made where they are read."""
+"""TopK: values and indices are separate layers, added where they are used."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from onchip.network.reading import show
 
 @reads("TopK")
 def read_top_k(graph: GraphReader, op: Op) -> None:
-    """Where a file does not ask for an order, it is the same one."""
+    """Results are sorted even if the file does not ask for it."""
     x = graph.value(op)
     k = [op.attribute("k", 0)] if graph.opset < 10 else graph.ints(op, 1)
     if len(k) != 1 or len(op.outputs) > 2:
         raise FormatError(f"{op}: bad k", got=show(k), expected="one number")
     told = k[0], graph.axis(op, x, op.attribute("axis", -1)), op.attribute("largest", 1) != 0
     dtype = graph.types[x].dtype
-    if "int" in dtype:  # by way of float64, which has all ints up to 2^53
+    if "int" in dtype:  # through float64, which is exact for ints up to 2^53
         x = graph.add_step(op, Cast("float64"), (x,))
     for output, layer in enumerate((TopK(*told), ArgTopK(*told))[: len(op.outputs)]):
         if not graph.readers[op.outputs[output]]:

@@ -1,7 +1,6 @@
-"""Comparisons, and inputs that are true or false, up to the Cast that makes factors of them, the Where that chooses by
-them or the sum that counts them: masks of ids that are padding or of steps past a length, thresholds.
+"""Comparisons and bool inputs, up to the Cast, Where or sum that uses them: padding masks, length masks, thresholds.
 
-A comparison is 0.0 or 1.0 at once; only what is asked for as a bool or an int becomes one (ToInts).
+A comparison is computed as 0.0 or 1.0; only what is used as a bool or an int is converted (ToInts).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from onchip.network.layers.cast import CastTo, Whole
 from onchip.network.reading import show
 from onchip.network.types import numpy_dtype
 
-# The layer, and whether it compares b with a.
+# The layer, and whether its operands are swapped.
 _COMPARISONS = {
     "Equal": (Equal(), False), "Greater": (Greater(), False), "GreaterOrEqual": (GreaterOrEqual(), False),
     "Less": (Greater(), True), "LessOrEqual": (GreaterOrEqual(), True),
@@ -50,10 +49,10 @@ _SEEN = ("Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "
 
 @dataclass(frozen=True)
 class Truth(Unfinished):
-    """x is 1.0 where it is true and 0.0 where it is not, or the other way round."""
+    """x is 1.0 for true and 0.0 for false, or the inverse."""
 
     is_turned: bool = False
-    dtype: Whole = "bool"  # what it is in the file
+    dtype: Whole = "bool"  # in the file
     expected: ClassVar[str] = "a truth value"
 
     def finish(self, graph: GraphReader, op: Op | None) -> str:
@@ -62,7 +61,7 @@ class Truth(Unfinished):
 
 @dataclass(frozen=True)
 class Count(Unfinished):
-    """x is how many were true, as a float: mostly something is divided by it."""
+    """x is the number of true values, as a float: usually a divisor."""
 
     dtype: Whole
     expected: ClassVar[str] = "a number"
@@ -72,7 +71,7 @@ class Count(Unfinished):
 
 
 def counts_truths(graph: GraphReader, op: Op, axes: tuple[int, ...], keep: bool) -> bool:
-    """Whether a ReduceSum is of truth values, seen as ints; if so, it is done."""
+    """Handle a ReduceSum over truth values cast to ints; return whether it was handled."""
     given = graph.unfinished.get(op.inputs[0])
     if not isinstance(given, Truth) or given.dtype == "bool":
         return False
@@ -87,7 +86,7 @@ def read_comparison(graph: GraphReader, op: Op) -> None:
     values, constants = operands(graph, op)
     dtype = graph.types[next(iter(values.values()))].dtype
     is_few_bits = "int" in dtype and dtype not in ("int32", "int64")
-    if is_few_bits:  # float32 has all of them
+    if is_few_bits:  # exact in float32
         values = {place: graph.add_step(op, Cast("float32"), (value,)) for place, value in values.items()}
         constants = {place: number.astype(np.float32) for place, number in constants.items()}
     layer, is_turned = _COMPARISONS[op.kind]
@@ -103,7 +102,7 @@ def read_comparison(graph: GraphReader, op: Op) -> None:
 
 @reads("IsInf")
 def read_is_inf(graph: GraphReader, op: Op) -> None:
-    """Beyond the largest number, of either sign or of one."""
+    """Whether |x|, x or -x exceeds the largest finite value."""
     x = graph.value(op)
     most = np.array(ml_dtypes.finfo(numpy_dtype(graph.types[x].dtype)).max, numpy_dtype(graph.types[x].dtype))
     signs = [op.attribute(name, 1) != 0 for name in ("detect_positive", "detect_negative")]
@@ -111,7 +110,7 @@ def read_is_inf(graph: GraphReader, op: Op) -> None:
         x = graph.add_step(op, Abs(), (x,))
     if signs[0]:
         graph.begin(op, Truth(graph.add_step(op, Greater(), (x,), {"constant": graph.weight("largest", most)})))
-    else:  # of none it is asked nowhere
+    else:  # the case of neither sign does not occur
         graph.begin(op, Truth(graph.add_step(op, Greater(), (x,), {"first": graph.weight("least", -most)})))
 
 
@@ -121,7 +120,7 @@ def read_both(graph: GraphReader, op: Op) -> None:
         raise FormatError(f"{op}: wrong number of inputs", got=str(len(op.inputs)), expected="2")
     places = [place for place in (0, 1) if not graph.is_constant(op, place)]
     masks = {place: _mask(graph, op, _given(graph, op, place)) for place in places}
-    if len({graph.types[mask].dtype for mask in masks.values()}) > 1:  # of floats of several kinds
+    if len({graph.types[mask].dtype for mask in masks.values()}) > 1:  # mixed float types
         masks = {place: graph.add_step(op, Cast("float32"), (mask,)) for place, mask in masks.items()}
     dtype = numpy_dtype(graph.types[next(iter(masks.values()))].dtype)
     constants = {place: graph.constant(op, place).astype(dtype) for place in (0, 1) if place not in masks}
@@ -143,7 +142,7 @@ def read_not(graph: GraphReader, op: Op) -> None:
 
 
 def _given(graph: GraphReader, op: Op, place: int) -> Truth:
-    """What the node reads there as a truth value: a comparison, a mask of lengths, or a value that is one."""
+    """The node's input as a truth value: a comparison, a length mask, or a bool value."""
     found = _found(graph, op, place)
     if found is None:
         got = show(op.inputs[place] if place < len(op.inputs) else "")
@@ -167,13 +166,13 @@ def _found(graph: GraphReader, op: Op, place: int) -> Truth | None:
 
 
 def reads_truth(graph: GraphReader, op: Op) -> bool:
-    """Whether the node sees a truth value in another way, or makes numbers of it; if so, it is done."""
+    """Handle a node that views a truth value differently or converts it to numbers; return whether it was handled."""
     if op.kind not in (*_SEEN, "Cast", "Where", "Shape") or not op.inputs or graph.is_constant(op, 0):
         return False
     if passes_mask(graph, op) or (op.kind == "Where" and continues_mask(graph, op)):
         return True
     if op.inputs[0] in graph.values and op.kind != "Where":
-        return False  # a value of bool that is moved or cast is a value
+        return False  # a bool value that is moved or cast is an ordinary value
     if op.kind == "Cast" and isinstance(count := graph.unfinished.get(op.inputs[0]), Count):
         return _casts_count(graph, op, count)
     given = _found(graph, op, 0)
@@ -207,7 +206,7 @@ def _casts_count(graph: GraphReader, op: Op, count: Count) -> bool:
 
 
 def _choose(graph: GraphReader, op: Op, given: Truth) -> None:
-    """A Where: what is masked out of the one operand plus what is masked out of the other."""
+    """A Where: the sum of both operands, each masked."""
     values = {place: graph.value(op, place) for place in (1, 2) if not graph.is_constant(op, place)}
     constants = [graph.constant(op, place).dtype.name for place in (1, 2) if place not in values]
     dtype = graph.types[next(iter(values.values()))].dtype if values else constants[0]
@@ -232,7 +231,7 @@ def _choose(graph: GraphReader, op: Op, given: Truth) -> None:
 
 
 def _mask(graph: GraphReader, op: Op | None, given: Truth) -> str:
-    """1 where it is true, else 0; that is 1 - x where x says the opposite."""
+    """1 for true, else 0; 1 - x if x is inverted."""
     if not given.is_turned:
         return given.x
     dtype = numpy_dtype(graph.types[given.x].dtype)

@@ -1,8 +1,8 @@
-"""Values whose batch does not stand in front for a while: steps first, as ONNX's recurrent operators want them, or one
-axis with the heads of an attention.
+"""Values whose batch axis is temporarily not first: steps first, as in ONNX's recurrent operators, or merged with the
+heads of an attention.
 
-Nothing is moved by a Transpose that takes the batch from the front, nor by what follows, until another one brings it
-back or an operator takes the numbers from there: what is left to do then is often nothing.
+A Transpose that moves the batch, and the operators after it, move no data until another one restores the batch or an
+operator needs the values. Often no permutation remains.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from onchip.network.layers.recurrent import Recurrent
 from onchip.network.reading import MAX_RANK, show
 from onchip.network.types import BATCH, Dim
 
-Axis = tuple[int, ...]  # of the file: axes of `shape` that it is made of, the last one fastest; none of a size of 1
-ALIKE = ("Add", "Sub", "Mul", "Div", "Relu", "Sigmoid", "Tanh", "Gelu", "Cast")  # numbers at the same place alone
+Axis = tuple[int, ...]  # an axis of the file: the axes of `shape` merged into it, the last one fastest; () for size 1
+ALIKE = ("Add", "Sub", "Mul", "Div", "Relu", "Sigmoid", "Tanh", "Gelu", "Cast")  # elementwise operators
 
 
 @dataclass(frozen=True)
 class Turned(Unfinished):
-    """The value x, seen as `shape` with the batch in front and no other size of 1, then as the file's axes."""
+    """The value x, viewed as `shape` with the batch first and no other size of 1, then as the file's axes."""
 
     shape: tuple[Dim, ...]
     axes: tuple[Axis, ...]
-    parts: tuple[Turned, ...] = ()  # those that stand one after the other along the file's axis 0
+    parts: tuple[Turned, ...] = ()  # concatenated along the file's axis 0
     expected: ClassVar[str] = "a Transpose or Reshape that puts the batch first again: h.transpose(0, 1) in torch"
 
     @staticmethod
     def seen(x: str, shape: Iterable[Dim], order: Iterable[int]) -> Turned:
-        """x as `shape`, the batch first, with its axes in another order."""
+        """x viewed as `shape`, the batch first, with its axes permuted."""
         sizes = tuple(shape)
         kept = [axis for axis, size in enumerate(sizes) if axis == 0 or size != 1]
         axes = tuple((kept.index(axis),) if axis in kept else () for axis in order)
@@ -49,20 +49,20 @@ class Turned(Unfinished):
         return tuple(batches(0 in axis, math.prod(int(self.shape[a]) for a in axis if a)) for axis in self.axes)
 
     def sizes(self, axis: Axis) -> tuple[Dim, ...]:
-        """Of what an axis is made."""
+        """The sizes merged into an axis."""
         return tuple(self.shape[a] for a in axis)
 
     @property
     def in_place(self) -> tuple[Axis, ...]:
-        """All axes as they lie in x."""
+        """All axes in the order of x."""
         return tuple((axis,) for axis in range(len(self.shape)))
 
     def finish(self, graph: GraphReader, op: Op | None) -> str | None:
-        """The value itself, where the batch is in front."""
+        """The value itself, if the batch is first."""
         return self.in_order(graph, op, self.axes) if self.axes[0] == (0,) else None
 
     def in_order(self, graph: GraphReader, op: Op | None, axes: tuple[Axis, ...]) -> str:
-        """The name of a value of these axes, the batch first."""
+        """The name of a value with these axes, the batch first."""
         x, order = self.x, tuple(a for axis in axes for a in axis)
         if order != tuple(range(len(order))):
             x = graph.add_step(op, Permute(order), (self.in_order(graph, op, self.in_place),))
@@ -71,7 +71,7 @@ class Turned(Unfinished):
 
 
 def batches(has_batch: bool, count: int) -> Dim:
-    """A size: so many numbers, or so many for each row of the batch."""
+    """A size: a count, or a count per row of the batch."""
     return count if not has_batch else BATCH if count == 1 else f"{BATCH}*{count}"
 
 
@@ -83,7 +83,7 @@ def counted(size: Dim) -> tuple[bool, int]:
 
 
 def reads_turned(graph: GraphReader, op: Op) -> bool:
-    """Whether the node is about a value whose batch is not in front, or will not be, and is done by that."""
+    """Handle a node whose input or output does not have the batch first; return whether it was handled."""
     if graph.one_row or not op.inputs:
         return False
     found = (graph.unfinished.get(name) for name in (op.inputs if op.kind in ALIKE else op.inputs[:1]))
@@ -96,7 +96,7 @@ def reads_turned(graph: GraphReader, op: Op) -> bool:
             return False
         made = HANDLERS[op.kind](graph, op, Turned.seen(graph.value(op), shape, range(len(shape))))
         if made is not None and made.axes[0] == (0,):
-            return False  # the batch stays where it is
+            return False  # the batch stays first
     elif op.kind == "Shape":
         graph.add_constant(op, np.array(shape_part(op, given.file_shape), object))
         return True
@@ -110,7 +110,7 @@ def reads_turned(graph: GraphReader, op: Op) -> bool:
 
 
 def _moves_batch(graph: GraphReader, op: Op) -> bool:
-    """Whether a Reshape joins the batch with another axis: it says so, or in front stands more than the batch."""
+    """Whether a Reshape merges the batch with another axis, explicitly or by the size of its first axis."""
     if not graph.is_constant(op, 1):
         return False
     wanted = graph.constant_or_shape(op, 1).ravel().tolist()
@@ -151,7 +151,7 @@ def _unsqueeze(graph: GraphReader, op: Op, given: Turned) -> Turned:
 
 
 def _reshape(graph: GraphReader, op: Op, given: Turned) -> Turned:
-    """The same numbers in the same order: axes are joined and split."""
+    """The same elements in the same order: axes are merged and split."""
     before = given.file_shape
     wanted: list[Dim] = graph.constant_or_shape(op, 1).ravel().tolist()
     if not op.attribute("allowzero", 0):
@@ -167,25 +167,26 @@ def _reshape(graph: GraphReader, op: Op, given: Turned) -> Turned:
 
 
 def _likelihood(given: Turned, made: Turned) -> tuple[bool, bool, int]:
-    """A batch of 1 may stand in several places, and each is right for a row: it is likely to be an axis, or at least
-    none of the last one, which products are along, nor of those that were there before."""
+    """Rank candidates: a batch of 1 may be at several positions, each correct for one row. Prefer a batch that is an
+    axis of its own, is not part of the last axis (along which gemms reduce), and keeps previous axes.
+    """
     old = {*map(given.sizes, given.axes)}
     return (0,) in made.axes, 0 not in made.axes[-1], len({*map(made.sizes, made.axes)} & old)
 
 
 def _of_batch(wanted: list[Dim], batch: int) -> list[list[Dim]]:
-    """Sizes of a file that fixes the batch, with it taken out of one of them: of which, the numbers' order says."""
+    """Candidates for sizes of a file with a fixed batch, with the batch factored out of one size each."""
     places = [axis for axis, d in enumerate(wanted) if int(d) > 0 and int(d) % batch == 0]
     return [[*wanted[:axis], batches(True, int(wanted[axis]) // batch), *wanted[axis + 1 :]] for axis in places]
 
 
 def _split_up(given: Turned, wanted: list[Dim]) -> Turned | None:
-    """The same numbers as axes of these sizes; None where the batch would not stay by itself."""
+    """The same elements as axes of these sizes; None if the batch would not stay separate."""
     has_batch = any(isinstance(d, str) for d in wanted)
     count = math.prod(int(d) for d in given.shape[1:])
     known = math.prod(counted(d)[1] for d in wanted if d != -1)
     wanted = [batches(not has_batch, count // max(known, 1)) if d == -1 else d for d in wanted]
-    # By place in x: axis 3 splits into (3, 0) and (3, 1). What is left is in the order of the file's numbers.
+    # By position in x: axis 3 splits into (3, 0) and (3, 1). `left` is in the file's element order.
     pieces: dict[Axis, Dim] = {(a,): size for a, size in enumerate(given.shape)}
     left: list[Axis] = [(a,) for axis in given.axes for a in axis]
     made = [_taken(left, pieces, *counted(size)) for size in wanted]
@@ -197,7 +198,7 @@ def _split_up(given: Turned, wanted: list[Dim]) -> Turned | None:
 
 
 def _taken(left: list[Axis], pieces: dict[Axis, Dim], has_batch: bool, count: int) -> tuple[Axis, ...] | None:
-    """The first pieces that are left, of this size together, with the batch or without; None if they are not."""
+    """Take the first remaining pieces that together have this size, with or without the batch; None if none do."""
     taken: list[Axis] = []
     while left and (has_batch or count > 1):
         piece = left.pop(0)
@@ -221,7 +222,7 @@ def _taken(left: list[Axis], pieces: dict[Axis, Dim], has_batch: bool, count: in
 
 
 def _concat(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
-    """The last states of several layers, one after the other: of most, only one is read then."""
+    """Concatenate the last states of several layers; usually only one of them is read later."""
     found = [graph.unfinished.get(name) for name in op.inputs]
     parts = tuple(part for part in found if isinstance(part, Turned) and len(part.axes) == len(given.axes))
     places = {part.axes.index((0,)) for part in parts if (0,) in part.axes}
@@ -236,7 +237,7 @@ def _concat(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
 
 
 def _gather(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
-    """One place along an axis: of one place, or the last step of a sequence that is walked forward, or any other."""
+    """One index along an axis: an axis of size 1, the last step of a forward sequence, or any other."""
     if not graph.is_constant(op, 1) or graph.constant(op, 1).ndim:
         return None
     rank, place, axis = len(given.axes), int(graph.constant(op, 1)), op.attribute("axis", 0)
@@ -255,7 +256,7 @@ def _gather(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
 
 
 def _chosen(graph: GraphReader, op: Op, given: Turned, axis: int, place: int) -> Turned | None:
-    """The same without the file's axis, of which one place is left."""
+    """Select one index of the file's axis, which disappears."""
     others = tuple(each for a, each in enumerate(given.axes) if a != axis)
     if not given.axes[axis]:
         return Turned(given.x, given.shape, others)
@@ -264,7 +265,7 @@ def _chosen(graph: GraphReader, op: Op, given: Turned, axis: int, place: int) ->
     chosen = last_step(graph, op, given.x) if is_step and place == int(given.shape[1]) - 1 else None
     if chosen is None:
         if given.axes[0] == (0,):
-            return None  # a value, as all others
+            return None  # an ordinary value
         x = graph.part_value(op, given.in_order(graph, op, given.in_place))
         name = graph.part(op, "Gather", [x, graph.part_constant(op, np.array(place))], axis=along)
         chosen = graph.value(Op(op.kind, op.name, (name,), op.outputs, {}))
@@ -273,7 +274,7 @@ def _chosen(graph: GraphReader, op: Op, given: Turned, axis: int, place: int) ->
 
 
 def _split(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
-    """A Slice for each output, along one axis; as q, k, v = qkv.permute(2, 0, 3, 1, 4) has it."""
+    """A Slice per output along one axis, as in q, k, v = qkv.permute(2, 0, 3, 1, 4)."""
     rank, axis = len(given.axes), op.attribute("axis", 0)
     if not -rank <= axis < rank or len(given.axes[axis]) != 1 or given.axes[axis] == (0,) or given.axes[0] == (0,):
         return None
@@ -285,7 +286,7 @@ def _split(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
 
 
 def _slice(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
-    """Along one axis, a step at a time: as q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0) has it."""
+    """Slice along one axis with step 1, as in q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)."""
     starts, ends, axes, steps = slice_operands(graph, op)
     rank = len(given.axes)
     if len(axes) != 1 or steps != [1] or not -rank <= axes[0] < rank or given.axes[0] == (0,):
@@ -298,7 +299,7 @@ def _slice(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
 
 
 def _ranged(graph: GraphReader, op: Op, given: Turned, along: int, places: range) -> Turned:
-    """The same with some places, one after the other, of an axis of its shape."""
+    """Restrict an axis of `shape` to a contiguous range."""
     ranges = [range(int(d)) for d in given.shape[1:]]
     ranges[along - 1] = places
     layer = Slice(tuple(r.start for r in ranges), tuple(map(len, ranges)), (1,) * len(ranges))
@@ -312,7 +313,7 @@ def _ranged(graph: GraphReader, op: Op, given: Turned, along: int, places: range
 
 
 def last_step(graph: GraphReader, op: Op, x: str) -> str | None:
-    """What the last step alone of a recurrent layer makes that is walked forward; None if x is something else."""
+    """The last step's output of a forward recurrent layer; None if x is something else."""
     node = graph.nodes.get(x)
     if node is None or not isinstance(node.layer, Recurrent):
         return None
@@ -323,7 +324,7 @@ def last_step(graph: GraphReader, op: Op, x: str) -> str | None:
 
 
 def ends_last(given: Turned) -> tuple[tuple[Axis, ...], Turned]:
-    """The axes in an order in which the file's last one lies last, joined; and how they are seen then, but for x."""
+    """An axis order with the file's last axis last and merged; and the resulting view, without x."""
     *front, last = given.axes
     order = [a for axis in given.in_place for a in axis if a not in last]
     sizes = (*(given.shape[a] for a in order), math.prod(int(given.shape[a]) for a in last))
@@ -332,7 +333,7 @@ def ends_last(given: Turned) -> tuple[tuple[Axis, ...], Turned]:
 
 
 def product(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
-    """With a constant matrix, along the file's last axis."""
+    """Gemm with a constant matrix along the file's last axis."""
     if not graph.is_constant(op, 1) or graph.constant(op, 1).ndim != 2 or 0 in given.axes[-1] or not given.axes[-1]:
         return None
     if op.attribute("transA", 0) or any(op.attribute(name, 1.0) != 1 for name in ("alpha", "beta")):
@@ -350,7 +351,7 @@ def product(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
 
 
 def alike(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
-    """Each number by itself, with those of another value that is seen alike, or with constants of the last axis."""
+    """Elementwise, with another value of the same view, or with constants along the last axis."""
     if 0 in given.axes[-1] or not given.axes[-1]:
         return None
     order, seen = ends_last(given)

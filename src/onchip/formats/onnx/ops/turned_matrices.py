@@ -1,5 +1,4 @@
-"""What attention does while heads, or windows of an image, are one axis with the batch: products of matrices that are
-both values, softmax and norms along the last axis."""
+"""Attention with heads, or windows of an image, merged with the batch: batched gemms, softmax and norms."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from onchip.network.layers import MatMul
 
 
 def matmul(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
-    """(B * n, M, K) times (B * n, K, N), both by way of (B, n, ..): a stack of matrices for each row of the batch."""
+    """(B * n, M, K) times (B * n, K, N), both viewed as (B, n, ..): a batched gemm per row of the batch."""
     if graph.is_constant(op, 1):
         return product(graph, op, given)
     pair = [graph.unfinished.get(name) for name in op.inputs]
@@ -21,7 +20,7 @@ def matmul(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
 
 
 def combined(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
-    """Number by number: as values lie, or else in the file's order, with constants that are the same for every row."""
+    """Elementwise: in the values' layout if possible, else in the file's order, with constants shared by all rows."""
     if (made := alike(graph, op, given)) is not None:
         return made
     inputs = []
@@ -41,7 +40,7 @@ def combined(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
 
 
 def _fits(one: Turned, given: Turned, axes: int) -> bool:
-    """Whether these are of the same sizes along the file's axes up to one of them, and the batch stands alike."""
+    """Whether both have equal sizes along the file's first axes and the same batch position."""
     return one.file_shape[:axes] == given.file_shape[:axes] and _is_first(one) == _is_first(given)
 
 
@@ -50,7 +49,7 @@ def _is_first(given: Turned) -> bool:
 
 
 def _in_front(graph: GraphReader, op: Op, given: Turned) -> str | None:
-    """The value (B, n, ..), where B * n is the file's axis 0, or n * B; None if it is not."""
+    """The value (B, n, ..), where the file's axis 0 is B * n or n * B; None if it is not."""
     front = given.axes[0]
     if 0 not in (front[:1] + front[-1:]):
         return None
@@ -59,7 +58,7 @@ def _in_front(graph: GraphReader, op: Op, given: Turned) -> str | None:
 
 
 def _seen(graph: GraphReader, x: str, given: Turned) -> Turned:
-    """x (B, n, ..) as the file has it, with the batch where `given` has it."""
+    """x (B, n, ..) viewed as in the file, with the batch at the position of `given`."""
     shape = graph.types[x].shape
     kept = [axis for axis, size in enumerate(shape) if axis == 0 or size != 1]
     groups = [(0, 1) if _is_first(given) else (1, 0), *((axis,) for axis in range(2, len(shape)))]
@@ -68,7 +67,7 @@ def _seen(graph: GraphReader, x: str, given: Turned) -> Turned:
 
 
 def along_rows(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
-    """Softmax and norms, where they go along the file's last axis."""
+    """Softmax and norms along the file's last axis."""
     rank = len(given.axes)
     default = 1 if op.kind in ("Softmax", "LogSoftmax") and graph.opset < 13 else -1
     if op.attribute("axis", default) not in (-1, rank - 1) or 0 in given.axes[-1] or not given.axes[-1]:

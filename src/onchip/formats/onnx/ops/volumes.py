@@ -1,8 +1,8 @@
-"""Windows over three axes, by layers over two: volumes and videos, (B, C, D, H, W).
+"""Windows over three axes, (B, C, D, H, W), by layers over two axes.
 
-A convolution takes what a window sees along D for channels and stands the planes one below the other. Rows of zeros
-after each keep windows from reaching into the next; what they see of both is cut away. A transposed one does the same
-and adds planes up where windows overlap. Pools do rows and columns first, then D.
+A convolution unfolds the window along D into channels and stacks the planes vertically. Zero rows between planes keep
+windows from crossing into the next one; outputs that span both are cropped. A transposed convolution does the same and
+sums overlapping planes. Pools reduce rows and columns first, then D.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onchip.network.layers import AvgPool2d, Conv2d, ConvTranspose2d, Gather, Ma
 from onchip.network.layers.conv import window_counts
 from onchip.network.types import numpy_dtype
 
-MOST_PLANES = 1 << 14  # that windows see along D, together: each is named
+MOST_PLANES = 1 << 14  # total planes seen by windows along D: each has a name
 
 
 def add_conv(graph: GraphReader, op: Op, x: str, window: Window, groups: int, roles: Mapping[str, str]) -> None:
@@ -29,14 +29,14 @@ def add_conv(graph: GraphReader, op: Op, x: str, window: Window, groups: int, ro
     kernel, stride, dilation, pads = window.kernel, window.stride, window.dilation, window.pads
     weight = graph.weights[roles["weight"]]
     C_out = len(weight)
-    if kernel[1:] == stride[1:] == (1, 1) and not any(pads[1:3] + pads[4:]):  # along D alone
+    if kernel[1:] == stride[1:] == (1, 1) and not any(pads[1:3] + pads[4:]):  # along D only
         narrow = graph.weight(roles["weight"], weight.reshape(*weight.shape[:3], 1))
         flat = graph.add_step(op, Reshape((C, D, H * W)), (x,))
         layer = Conv2d((stride[0], 1), (pads[0], 0, pads[3], 0), (dilation[0], 1), groups)
         made = graph.add_named(op, layer, (flat,), {**roles, "weight": narrow})
         graph.add(op, Reshape((C_out, D_out, H_out, W_out)), (made,))
         return
-    steps = -(-(H + pads[1] + pads[4]) // stride[1])  # windows a plane, those with it that reach past its end
+    steps = -(-(H + pads[1] + pads[4]) // stride[1])  # windows per plane, including those that reach past its end
     below = steps * stride[1] - H - pads[1]
     x = _padded(graph, op, x, (0, pads[0], pads[1], 0, 0, pads[3], below, 0))
     _check_planes(op, kernel[0] * D_out)
@@ -59,13 +59,13 @@ def add_transposed(
     kernel, stride, dilation, pads = window.kernel, window.stride, window.dilation, window.pads
     weight = graph.weights[roles["weight"]]
     C_out = weight.shape[1] * groups
-    reach = (H - 1) * stride[1] + window.span(1)  # rows that a plane makes
+    reach = (H - 1) * stride[1] + window.span(1)  # output rows of a plane
     H_out = reach - pads[1] - pads[4] + extra[1]
     steps = -(-max(reach, pads[1] + H_out) // stride[1])
     x = _padded(graph, op, x, (0, 0, 0, 0, 0, 0, steps - H, 0))
     planes = graph.add_step(op, Reshape((C, D * steps, W)), (x,))
     wide = graph.weight(roles["weight"], weight.reshape(C, -1, *kernel[1:]))
-    over = window.span(1) - stride[1]  # of the last row, past the rows that are its own
+    over = window.span(1) - stride[1]  # how far the last row's window reaches past its stride
     spread = ConvTranspose2d(
         stride[1:], (0, pads[2], max(0, over), pads[5]), (max(0, -over), extra[2]), dilation[1:], groups
     )
@@ -75,7 +75,7 @@ def add_transposed(
     layer = Slice((0, 0, pads[1], 0), (C_out * kernel[0], D, H_out, W_out), (1, 1, 1, 1))
     flat = graph.add_step(op, Reshape((C_out * kernel[0], D, H_out * W_out)), (graph.add_step(op, layer, (cut,)),))
     _check_planes(op, kernel[0] * kernel[0])
-    # Each tap's planes to where it stands along D.
+    # Move each tap's planes to its position along D.
     taps = np.eye(kernel[0], dtype=numpy_dtype(graph.types[x].dtype)).reshape(kernel[0], 1, kernel[0], 1)
     name = graph.weight(f"{op.outputs[0]}_taps", np.tile(taps, (C_out, 1, 1, 1)))
     along = ConvTranspose2d((stride[0], 1), (pads[0], 0, pads[3], 0), (extra[0], 0), (dilation[0], 1), C_out)
@@ -87,7 +87,7 @@ def add_transposed(
 def add_pool(
     graph: GraphReader, op: Op, x: str, window: Window, pads: tuple[int, ...], ceil: bool, count_pads: bool | None
 ) -> None:
-    """A MaxPool, or with `count_pads` given an AveragePool: the part of a window that is inside is a box."""
+    """A MaxPool, or with `count_pads` an AveragePool: separable, as the part of a window inside the input is a box."""
 
     def pool(size: tuple[int, int], strides: tuple[int, int], zeros: tuple[int, ...], apart: tuple[int, int]) -> (
         MaxPool2d | AvgPool2d

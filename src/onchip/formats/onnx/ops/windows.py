@@ -1,4 +1,4 @@
-"""What convolutions and pools share: kernel, strides, dilations, pads, and the words of auto_pad."""
+"""Shared by convolutions and pools: kernel, strides, dilations, pads and auto_pad."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onchip.network.reading import show
 
 @dataclass(frozen=True)
 class Window:
-    """A number an axis of each; pads two, all before and then all after."""
+    """One value per axis each; pads has two, all begins, then all ends."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -28,7 +28,7 @@ class Window:
         return len(self.kernel)
 
     def span(self, axis: int) -> int:
-        """How far a window reaches along an axis."""
+        """The extent of a window along an axis."""
         return self.dilation[axis] * (self.kernel[axis] - 1) + 1
 
 
@@ -41,13 +41,13 @@ def auto_pad(op: Op) -> bytes:
 
 
 def split_pad(word: bytes, total: Sequence[int]) -> tuple[int, ...]:
-    """What is padded in all along each axis, as pads: the odd one goes to the end, or to the front for SAME_LOWER."""
+    """Split the total padding per axis: an odd element goes to the end, or to the beginning for SAME_LOWER."""
     before = [(n + 1) // 2 if word == b"SAME_LOWER" else n // 2 for n in total]
     return (*before, *(n - b for n, b in zip(total, before, strict=True)))
 
 
 def read_window(graph: GraphReader, op: Op, x: str, kernel: Sequence[int] = ()) -> Window:
-    """The window of a convolution with this kernel, or of a pool, which names its own; auto_pad is worked out."""
+    """The window of a convolution with this kernel, or of a pool, which has its own; resolves auto_pad."""
     graph.need_channels(op, x, 3)
     rank = len(kernel) or len(graph.types[x].shape) - 2
     if rank not in (1, 2, 3) or len(graph.types[x].shape) != rank + 2:
@@ -66,13 +66,13 @@ def read_window(graph: GraphReader, op: Op, x: str, kernel: Sequence[int] = ()) 
         return window
     total = []
     for axis, size in enumerate(int(d) for d in graph.types[x].shape[2:]):
-        steps = (size - 1) // window.stride[axis]  # windows behind the first: as many as fit the unpadded strides
+        steps = (size - 1) // window.stride[axis]  # windows after the first, as many as fit the unpadded strides
         total.append(max(0, steps * window.stride[axis] + window.span(axis) - size))
     return Window(window.kernel, window.stride, window.dilation, split_pad(word, total))
 
 
 def check_padded(graph: GraphReader, op: Op, x: str, pads: Sequence[int]) -> None:
-    """FormatError where the padded input, which some kernels make, would be larger than any value may be."""
+    """Raise FormatError if the padded input, which some kernels materialise, would exceed the size limit."""
     size, rank = 1, len(pads) // 2
     for axis, d in enumerate(int(d) for d in graph.types[x].shape[2:]):
         size *= d + pads[axis] + pads[rank + axis]
@@ -88,18 +88,18 @@ def window_attributes(layer: Layer, kernel: Sequence[int]) -> dict[str, Any]:
     return {name: [int(n) for n in sizes] for name, sizes in named.items()}
 
 
-# -- zeros around a value, which become the pads of the windows that read it --------------------------------------
+# -- zero padding, merged into the pads of the windows that read it ------------------------------------------------
 
 
 def unpadded(graph: GraphReader, op: Op) -> tuple[str, tuple[int, ...]]:
-    """The value that a window reads and the zeros that a Pad in front of it adds, which its own pads can be."""
+    """The value that a window reads, and the zeros of a preceding Pad that its own pads can absorb."""
     x = graph.value(op)
     node, rank = graph.nodes.get(x), len(graph.types[x].shape) - 1
     layer = node.layer if node is not None else None
     if node is not None and isinstance(layer, Pad) and (layer.mode, layer.value) == ("constant", 0.0) and rank > 1:
         before, after = layer.pads[:rank], layer.pads[rank:]
         is_around_pixels = before[0] == after[0] == 0 and min(layer.pads) >= 0
-        # auto_pad is for what is padded already; a mean may count those zeros and leave out those of its own.
+        # auto_pad applies to the padded input; an average may count those zeros but not its own pads.
         adds_up = op.kind != "AveragePool" or op.attribute("count_include_pad", 0) or not any(op.sizes("pads", []))
         if is_around_pixels and adds_up and auto_pad(op) in (b"NOTSET", b"VALID"):
             return node.inputs[0], (*before[1:], *after[1:])

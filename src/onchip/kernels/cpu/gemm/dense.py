@@ -1,4 +1,4 @@
-"""A dense layer on a few rows: the register tile walked over rows, panels of columns and chunks of k."""
+"""A dense layer on a few rows: loops over rows, column panels and K chunks around the GEMM microkernel."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from onchip.kernels.cpu.gemm.tile import (
     panel_width,
 )
 
-CHUNK = 128  # steps of k at a time: a panel's chunk (32 KiB with AVX-512) stays in L1 while rows pass over it
+CHUNK = 128  # k steps per cache block: a panel's chunk (32 KiB with AVX-512) stays in L1 while all rows use it
 _MOST_WIDE, _MOST_PAIR, _MOST_SINGLE = MOST_ROWS[VECS_WIDE], MOST_ROWS[2], MOST_ROWS[1]
-_BLOCK_FLOATS = 64 << 10  # of dst at a time: 256 KiB
+_BLOCK_FLOATS = 64 << 10  # floats of dst per column block: 256 KiB
 _NO_FLOOR = np.float32(-np.inf)
 
 padded_width = compiled(inline=True)(padded)
@@ -32,8 +32,7 @@ def multiply_panel(
     a: int, a_row: int, rows: int, w: int, width: int, init: int, init_row: int, out: int, out_row: int, H: int,
     a_h: int, K: int, floor: np.float32,
 ) -> None:  # fmt: skip
-    """One panel of columns for all rows, in tiles of nearly as many rows each: small ones do not hide the latency of
-    a multiply-add."""
+    """One column panel for all rows, in register tiles of nearly equal height: small tiles do not hide FMA latency."""
     if rows <= 0:
         return
     if width == PANEL:
@@ -42,8 +41,8 @@ def multiply_panel(
         tiles = (rows + _MOST_PAIR - 1) // _MOST_PAIR
     else:
         tiles = (rows + _MOST_SINGLE - 1) // _MOST_SINGLE
-    few = rows // tiles  # a division takes as long as a small tile: one for all of them
-    larger = rows - few * tiles  # tiles, with a row more
+    few = rows // tiles  # one division for all tiles: it takes as long as a small tile
+    larger = rows - few * tiles  # tiles with one more row
     r = 0
     for tile in range(tiles):
         count = few + 1 if tile < larger else few
@@ -72,9 +71,9 @@ def dense(
 ) -> None:
     """dst[r, n] = max(floor, bias[n] + sum_k src[r, k] w[k, n]) for r < rows, n < N_padded.
 
-    src, w, bias and dst are addresses, src_row and dst_row byte strides; w is packed (tile.pack).
-    Sums run over k in order, CHUNK by CHUNK through dst, the same for every grouping of the rows. Columns are taken in
-    blocks whose part of dst stays in L2 meanwhile.
+    src, w, bias and dst are addresses, src_row and dst_row byte strides; w is packed in panels (tile.pack).
+    K is blocked by CHUNK, with partial sums in dst; the reduction order is the same for every grouping of the rows.
+    Columns are blocked so that a block of dst stays in L2.
     """
     block = max(1, _BLOCK_FLOATS // (max(rows, 1) * PANEL)) * PANEL
     for first in range(0, N_padded, block):

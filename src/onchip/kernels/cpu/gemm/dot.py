@@ -1,13 +1,13 @@
-"""Products with few columns: lanes run along the sum, not along the columns.
+"""GEMM with few columns: vector lanes run along K instead of along the columns.
 
     out[r, n] = bias[n] + sum over h, k of a[r, h, k] * w[n, h, k]        r < ROWS, n < OUTS
 
-Idea      multiply_tile keeps columns in the lanes of a vector, so three columns use three lanes of sixteen. Here a
-          vector holds LANES consecutive terms of one sum; the lanes are added up once at the end, all sums together.
-Floor     ROWS x OUTS multiply-adds for ROWS + OUTS loads: 4 x 3 is compute-bound. Adding up lanes: 3 operations a sum.
-Same bits A sum's order is fixed by its terms' places, whatever ROWS.
-Digits    Libraries sum a product of few outputs in many chains, and where terms cancel, a sum keeps the more digits the
-          shorter its chains are. So dense_narrow has CHAINS vectors of partial sums a sum.
+Idea      multiply_tile maps columns to lanes, so three columns use three lanes of sixteen. Here a vector holds LANES
+          consecutive products of one sum; a horizontal reduction adds up the lanes of all sums once at the end.
+Floor     ROWS x OUTS FMAs for ROWS + OUTS loads: 4 x 3 is compute-bound. Reducing the lanes costs 3 operations per sum.
+Order     The position of a K element fixes its place in the reduction order, for any ROWS.
+Accuracy  Where products cancel, shorter chains of additions lose fewer digits. BLAS libraries reduce such products in
+          many chains, so dense_narrow keeps CHAINS vectors of partial sums per output.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from onchip.kernels.cpu.compiler.jit import linked
 from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
 
 ROWS = 4
-NARROW = max(2, LANES // 4)  # columns of a Linear layer up to which lanes along the sum are as quick as lanes across
-CHAINS = 4  # vectors of partial sums for one sum of dense_narrow: as many as ROWS sums leave registers for
+NARROW = max(2, LANES // 4)  # columns up to which lanes along K are as fast as lanes along the columns
+CHAINS = 4  # vectors of partial sums per output of dense_narrow: as many as fit in registers with ROWS rows
 ORDER = f"k in {CHAINS} x {LANES} lanes, then these in pairs"  # of dense_narrow
 
 
@@ -34,12 +34,13 @@ def dot_tile(
     typing_context: Any, a: Any, a_row: Any, a_h: Any, w: Any, w_out: Any, H: Any, K: Any, bias: Any, out: Any,
     out_row: Any, rows: Any, outs: Any,
 ) -> Any:  # fmt: skip
-    """One tile. Addresses and strides are in bytes; rows and outs are literals; K is whole vectors.
+    """Compute one tile. Addresses and strides are in bytes; rows and outs are literals; K is a multiple of LANES.
 
-    a_h    from line h of the window to the next; w has its H * K terms of an output side by side, w_out apart
+    a_h    stride from line h of the window to the next; w stores the H * K elements of an output contiguously,
+           w_out apart
     """
     if not (isinstance(rows, types.IntegerLiteral) and isinstance(outs, types.IntegerLiteral)):
-        return None  # asks Numba to come again with literals
+        return None  # makes Numba retry with literals
     signature = types.void(*(types.int64,) * 10, rows, outs)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -77,11 +78,11 @@ def _emit(b: Any, args: Any, rows: int, outs: int) -> None:
 
 
 def _add_lanes(b: Any, vectors: list[Any]) -> Any:
-    """The sums of LANES vectors' lanes as one vector, halves onto halves: two vectors become one at every level."""
+    """Reduce the lanes of LANES vectors to one vector of sums; each level adds halves and merges pairs of vectors."""
     width = LANES
     while len(vectors) > 1:
         width //= 2
-        groups = range(0, 2 * LANES, 2 * width)  # where a sum's lanes begin, in both vectors
+        groups = range(0, 2 * LANES, 2 * width)  # first lane of each sum, over both vectors
         low = ir.Constant(emit.LANE_NUMBERS, [g + lane for g in groups for lane in range(width)])
         high = ir.Constant(emit.LANE_NUMBERS, [g + width + lane for g in groups for lane in range(width)])
         vectors = [
@@ -95,9 +96,9 @@ def _add_lanes(b: Any, vectors: list[Any]) -> Any:
 def _narrow_tile(
     typing_context: Any, a: Any, a_row: Any, w: Any, K: Any, bias: Any, out: Any, out_row: Any, floor: Any, rows: Any
 ) -> Any:
-    """One column of dense_narrow for `rows` rows, a literal. Term k is in lane k % LANES of chain k // LANES % CHAINS.
+    """One column of dense_narrow for `rows` rows, a literal.
 
-    The order of a sum is fixed by its terms' places.
+    Element k is in lane k % LANES of chain k // LANES % CHAINS: its position fixes the reduction order.
     """
     if not isinstance(rows, types.IntegerLiteral):
         return None
@@ -117,7 +118,7 @@ def _emit_narrow(b: Any, args: Any, rows: int) -> None:
     a_at = [b.add(a, b.mul(a_row, emit.INT(r))) for r in range(rows)]
 
     def add(c: int, load: Callable[[Any, Any], Any]) -> Callable[[Any, list[Any]], list[Any]]:
-        """The terms from k on to chain c of every row; `load` gets an address and the number of its first term."""
+        """Accumulate the elements from k on into chain c of every row; `load` receives an address and its first k."""
 
         def terms(k: Any, sums: list[Any]) -> list[Any]:
             along = b.mul(k, emit.INT(4))
@@ -133,7 +134,7 @@ def _emit_narrow(b: Any, args: Any, rows: int) -> None:
         return emit.load(b, at, emit.VECTOR)
 
     def rest(at: Any, first: Any) -> Any:
-        # What lies behind the last term is no term: it may be another row's infinity, or no memory.
+        # Masked: what follows the last element may be another row's infinity, or unmapped memory.
         return emit.load_some(b, at, b.sub(K, first))
 
     def turn(k: Any, sums: list[Any]) -> list[Any]:
@@ -143,7 +144,7 @@ def _emit_narrow(b: Any, args: Any, rows: int) -> None:
 
     sums = emit.loop(b, emit.INT(0), whole, step, [emit.zeros()] * (rows * CHAINS), turn)
     last_vector = b.sub(K, emit.INT(LANES))
-    for c in range(CHAINS):  # the last turn: each chain has a whole vector, a part of one, or nothing
+    for c in range(CHAINS):  # remainder: each chain has a whole vector, a partial one, or nothing
         first = b.add(whole, emit.INT(c * LANES))
         has_part = b.icmp_signed(">", first, last_vector)
         sums = emit.loop(b, first, b.select(has_part, first, K), step, sums, add(c, vector))
@@ -163,7 +164,7 @@ def dense_narrow(
 ) -> None:
     """dst[r, n] = max(floor, bias[n] + sum_k src[r, k] w[n, k]) for r < rows, n < N: dense for few columns.
 
-    src, w, bias and dst are addresses, src_row and dst_row byte strides; w is (N, K) without a gap.
+    src, w, bias and dst are addresses, src_row and dst_row byte strides; w is (N, K), contiguous.
     """
     whole = rows // ROWS * ROWS
     for n in range(N):

@@ -1,12 +1,11 @@
-"""matmul: products of two values, and attention: softmax(scale a b + mask) c, with the moves around them.
+"""matmul: batched gemm of two values, and attention: softmax(scale a b + mask) c, with the moves around them fused.
 
-Idea      A worker takes some rows of one matrix. It puts b in panels, multiplies with the register tile and, of
-          attention, turns the scores to weights while they lie in its first cache; c is put in panels, too, and the
-          second product goes where the network wants it. Values are read where they lie, through steps along their
-          axes, so heads are neither cut out nor turned in memory.
-Floor     2 M N (K + D) flop a matrix. 4 heads of 32 x 16, 256 rows: 67 Mflop, 1 ms at 67 Gflop/s.
-Order     Sums run over k in order, in chunks of dense's size; a softmax adds up in order, in float64.
-Limits    float32; others are plain's.
+Idea      A worker computes _ROWS rows of one matrix. It packs b into panels and multiplies with the register tile. For
+          attention it applies the softmax while the scores are in L1, packs c, and writes the second gemm to its final
+          layout. Operands are read through strides, so heads are neither sliced nor transposed in memory.
+Floor     2 M N (K + D) flop per matrix. 4 heads of 32 x 16, 256 rows: 67 Mflop, 1 ms at 67 Gflop/s.
+Order     Sums run over k in order, in chunks of dense's size; the softmax reduces in order, in float64.
+Limits    float32 only; the plain kernel runs other dtypes.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from onchip.network.recipe import Array, Recipe, as_is
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
-_ROWS = 64  # of a matrix that a worker takes at a time
-_THREAD_FLOP = 100_000  # for fewer a thread is not woken
+_ROWS = 64  # matrix rows per work item
+_THREAD_FLOP = 100_000  # per thread: below this a thread is not woken
 _MOST_FRONT = 6
-# Of a core, beside its products: for a part of a matrix, for a line that is copied, for a weight of a softmax. Measured
-# at 2.5 GHz with 512-bit vectors.
+# Time on one core besides the gemms: per row block of a matrix, per copied line, per softmax element. Measured at
+# 2.5 GHz with 512-bit vectors.
 _MATRIX_US, _LINE_US, _WEIGHT_US = 0.2, 0.015, 0.003
 _NO_FLOOR, _ONE, _ZERO = np.float32(-np.inf), np.float32(1), np.float32(0)
 
-# What `_run` is told once: sizes; whether a softmax and a mask are there; a factor's address, or 0; memory of each
-# worker, of so many floats; zeros. Then of a, b, c, mask and y: its operand or, for a weight, -1; its address then;
-# steps from row to row of the batch, from row to row of a matrix, along it; where it begins. Then of each axis in
-# front: its size, and steps of these five.
+# Layout of the table that `_run` reads: sizes; softmax and mask flags; address of the scale, or 0; scratch and its
+# floats per worker; zeros. Then for each of a, b, c, mask and y: operand index or, for a weight, -1; its address then;
+# strides of the batch, of matrix rows and of columns; offset. Then for each batch axis: its size and these five
+# strides.
 _M, _K, _N, _D, _IS_ATTENTION, _HAS_MASK, _SCALE, _SCRATCH, _OWN, _ZEROS, _FLOP, _FRONT, _MATRICES = range(13)
 _A, _B, _C, _MASK, _Y, _AXES = 13, 19, 25, 31, 37, 43
 _WORDS = _AXES + 6 * _MOST_FRONT
@@ -52,7 +51,7 @@ _FROM, _WHERE, _BATCH, _ROW, _ALONG, _AT = range(6)
 
 @linked(*(types.int64,) * 6)
 def pack_panels(source: int, row: int, along: int, K: int, N: int, to: int) -> None:
-    """b (K, N), steps in numbers, as dense reads it: tile.pack."""
+    """Pack b (K, N), strides in elements, into the panels that dense reads (tile.pack)."""
     n = 0
     while n < N:
         width = next_panel(padded_width(N) - n)
@@ -75,7 +74,7 @@ def pack_panels(source: int, row: int, along: int, K: int, N: int, to: int) -> N
 
 @compiled(inline=True)
 def _place(run: Array, which: int, operands: int, row: int) -> int:
-    """Where an operand's first matrix of a row of the batch begins."""
+    """Address of an operand's first matrix for one batch row."""
     base = int_at(operands + run[which + _FROM] * 8) if run[which + _FROM] >= 0 else run[which + _WHERE]
     return base + (row * run[which + _BATCH] + run[which + _AT]) * 4  # type: ignore[no-any-return]
 
@@ -87,7 +86,7 @@ def _product(run: Array, source: int, source_row: int, rows: int, K: int, N: int
 
 @compiled()
 def _scores(run: Array, at: int, mask: int, rows: int) -> None:
-    """Scaled, with the mask, in place."""
+    """Scale the scores and add the mask, in place."""
     N, stride = run[_N], padded_width(run[_N])
     for r in range(rows):
         row = floats_at(at + r * stride * 4, N)
@@ -103,7 +102,7 @@ def _scores(run: Array, at: int, mask: int, rows: int) -> None:
 
 @compiled()
 def _matrix(worker: int, piece: int, run: Array, operands: int) -> None:
-    """Some rows of one matrix."""
+    """One work item: up to _ROWS rows of one matrix."""
     M, K, N, D = run[_M], run[_K], run[_N], run[_D]
     parts = (M + _ROWS - 1) // _ROWS
     number, first = piece // parts, piece % parts * _ROWS
@@ -120,7 +119,7 @@ def _matrix(worker: int, piece: int, run: Array, operands: int) -> None:
     panels = run[_SCRATCH] + worker * run[_OWN] * 4
     scores = panels + max(K * padded_width(N), N * padded_width(D)) * 4
     made = scores + _ROWS * padded_width(N) * 4
-    lines = made + _ROWS * padded_width(D) * 4  # of a, where they do not lie in order
+    lines = made + _ROWS * padded_width(D) * 4  # rows of a, copied where they are not contiguous
     a, a_row = a + first * run[_A + _ROW] * 4, run[_A + _ROW] * 4
     if run[_A + _ALONG] != 1:
         for r in range(rows):
@@ -150,7 +149,7 @@ def _matrix(worker: int, piece: int, run: Array, operands: int) -> None:
 
 @linked(*(types.int64,) * 4)
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
-    """The code of a CompiledLaunch."""
+    """Entry point of a CompiledLaunch."""
     run = ints_at(facts, _WORDS)
     pieces = B * run[_MATRICES] * ((run[_M] + _ROWS - 1) // _ROWS)
     run_pieces(_matrix, (run, operands), pieces, max(1, min(threads, B * run[_FLOP] // _THREAD_FLOP)))
@@ -159,9 +158,9 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
 @dataclass(frozen=True)
 class Facts:
     run: Run
-    inputs: tuple[str, ...]  # in the order in which they come
+    inputs: tuple[str, ...]  # in operand order
     flop: int
-    weights: tuple[str, ...]  # of the network, as recipes are called w0, w1, ..
+    weights: tuple[str, ...]  # names in the network; recipes call them w0, w1, ...
 
 
 class MatMulAlone:
@@ -192,7 +191,7 @@ class MatMulAlone:
         flop, matrices = sum(map(net.row_flop, run.nodes)), math.prod(run.front)
         moved = sum(net.types[value].row_bytes for value in (*inputs, run.nodes[-1].name))
         parts = -(-M // _ROWS)
-        lines = parts * (K + (N if D else 0)) + M  # put in panels, and written
+        lines = parts * (K + (N if D else 0)) + M  # packed into panels, and written
         price = CorePrice(
             flop, moved, sum(recipe.nbytes for recipe in recipes.values()),
             share=TILE_SHARE * N * (K + D) / (K * padded(N) + N * padded(D)), tile_rows=1,
@@ -235,10 +234,10 @@ class MatMulAlone:
 
 
 def _placed(seen: Seen | None, inputs: tuple[str, ...], weights: dict[str, Array]) -> tuple[int | Array, ...]:
-    """What compiled code is told of an operand."""
+    """One operand's part of the table that `_run` reads."""
     if seen is None:
         return (0,) * 6
-    # Sizes of 1 stretch: a mask may have one row, or one column.
+    # Size 1 broadcasts: a mask may have one row, or one column.
     row, along = (step if size > 1 else 0 for size, step in zip(seen.sizes[-2:], seen.steps[-2:], strict=True))
     if seen.is_weight:
         return -1, weights[seen.source], 0, row, along, seen.at
@@ -247,7 +246,7 @@ def _placed(seen: Seen | None, inputs: tuple[str, ...], weights: dict[str, Array
 
 
 def _own(sizes: tuple[int, int, int, int]) -> int:
-    """Floats of scratch of a worker: panels of b or c, scores, what comes of them, rows of a; whole cache lines."""
+    """Scratch floats per worker: panels of b or c, scores, the result, rows of a; whole cache lines."""
     _, K, N, D = sizes
     whole = max(K * padded(N), N * padded(D)) + _ROWS * (padded(N) + padded(D) + K)
     return -(-whole // 16) * 16

@@ -1,8 +1,8 @@
-"""Products of values with what stands around them: moves that are only steps through memory, scales, a softmax.
+"""Pattern matching for matmul: batched products with the strided views, scales and softmax around them.
 
-A run of layers, as attention is written: Slices, Reshapes, Permutes and scales of what is multiplied; a MatMul; a
-scale, a mask that is added, a Softmax and another MatMul; Permutes and Reshapes of what comes out. NumPy itself says
-how numbers are seen through such moves: they are done to an array without contents, whose strides are read off.
+A chain of layers, as attention is exported: Slices, Reshapes, Permutes and scales of the operands; a MatMul; a scale,
+an added mask, a Softmax and a second MatMul; Permutes and Reshapes of the result. The moves are applied to an empty
+NumPy array, and the strides of the resulting view say how the operand is read.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from onchip.network.layers import (
 )
 from onchip.network.recipe import Array
 
-Scales = tuple[tuple[str, str], ...]  # weights of one number, and what is done with each: Mul or Div
+Scales = tuple[tuple[str, str], ...]  # (weight of one element, "Mul" or "Div")
 
 _SAME = (Identity, Dropout)
 _MOVES = (Reshape, Permute, Slice, Gather, *_SAME)
-MOST_OPERANDS = 3  # values that a run's products multiply: a, b, c
+MOST_OPERANDS = 3  # operands of a chain's products: a, b, c
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A value, or a weight, through the moves behind it: the sizes of a row, steps along them, where it begins."""
+    """A value or a weight as a strided view: per-row sizes, element strides, offset."""
 
     source: str
     is_weight: bool
     sizes: tuple[int, ...]
     steps: tuple[int, ...]
     at: int
-    row: int  # numbers from row to row of the batch; 0 for a weight
+    row: int  # elements between batch rows; 0 for a weight
 
     def stack(self, front: tuple[int, ...]) -> tuple[int, ...]:
-        """Steps along the axes in front of its matrices, for a stack of this shape; 0 where it is stretched."""
+        """Strides along the batch axes of its matrices, for a stack of shape `front`; 0 where it broadcasts."""
         missing = len(front) + 2 - len(self.sizes)
         whole = zip((*(1,) * missing, *self.sizes), (*(0,) * missing, *self.steps), strict=True)
         return tuple(step if size > 1 else 0 for size, step in whole)[: len(front)]
@@ -65,12 +65,12 @@ class Run:
     scale: Scales
     mask: Seen | None
     c: Seen | None
-    y: Seen  # the product, as it lies in what the last of the nodes makes
+    y: Seen  # the result as a view of the last node's output
     nodes: tuple[Node, ...]
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """M, K, N of the first product; D columns of the second, or 0."""
+        """M, K, N of the first product; D, the columns of the second, or 0."""
         return self.a.sizes[-2], self.a.sizes[-1], self.b.sizes[-1], self.c.sizes[-1] if self.c else 0
 
     @property
@@ -79,7 +79,7 @@ class Run:
 
 
 def find_run(net: Network, start: int) -> Run | None:
-    """The longest run from net.nodes[start] on that nobody looks into from outside."""
+    """The longest chain from net.nodes[start] on with no intermediate used outside it."""
     walk = _Walk(net, start)
     product = walk.take_product()
     if product is None:
@@ -96,7 +96,7 @@ def find_run(net: Network, start: int) -> Run | None:
     weights = walk.made
     product = walk.take_product()
     if product is None or "first" in product.weights or product.inputs[0] != weights or weights in product.inputs[1:]:
-        return found  # the weights are not what is multiplied from the left
+        return found  # the softmax output is not the left operand
     c = walk.operand(product, 1)
     if walk.scales.get(product.inputs[-1]):
         return found
@@ -104,20 +104,20 @@ def find_run(net: Network, start: int) -> Run | None:
 
 
 class _Walk:
-    """Node by node: what was made last, and how values are seen that are multiplied."""
+    """Walks the graph node by node; tracks the last output and the views of the operands."""
 
     def __init__(self, net: Network, start: int) -> None:
         self.net, self.at, self.made = net, start, ""
         self.nodes: list[Node] = []
-        self.views: dict[str, tuple[str, Array]] = {}  # what a move makes: its source, and how it is seen there
+        self.views: dict[str, tuple[str, Array]] = {}  # output of a move: its source and its view of it
         self.scales: dict[str, Scales] = {}
-        self.ends: set[str] = set()  # what moves and scales make that none of them reads
+        self.ends: set[str] = set()  # outputs of moves and scales that no other move or scale reads
 
     def node(self) -> Node | None:
         return self.net.nodes[self.at] if self.at < len(self.net.nodes) else None
 
     def reader(self) -> Node | None:
-        """The next node, if it reads what was made last and no other value."""
+        """The next node, if its only input is the last output."""
         node = self.node()
         return node if node is not None and set(node.inputs) == {self.made} else None
 
@@ -127,7 +127,7 @@ class _Walk:
         self.made, self.at = node.name, self.at + 1
 
     def take_product(self) -> Node | None:
-        """The next MatMul, with moves and scales of what is multiplied in front of it."""
+        """The next MatMul, with the moves and scales of its operands before it."""
         made = self.made
         while (node := self.node()) is not None and self._is_operand(node):
             self.take()
@@ -161,14 +161,14 @@ class _Walk:
         return True
 
     def ended(self, a: Seen, b: Seen, scale: Scales, mask: Seen | None = None, c: Seen | None = None) -> Run | None:
-        """The run, if it may end here."""
+        """The chain, if it may end here."""
         if not is_closed(self.net, self.nodes):
             return None
         y = _seen(_empty(self.net.types[self.made].row_shape), self.made, False)
         return Run(a, b, scale, mask, c, y, tuple(self.nodes))
 
     def with_moves(self, run: Run | None) -> Run | None:
-        """The run with the moves behind it."""
+        """The chain with the moves that follow it."""
         moves: list[Node] = []
         while run and (node := self.reader()) is not None and isinstance(node.layer, (Permute, Reshape, *_SAME)):
             moves.append(node)
@@ -179,7 +179,7 @@ class _Walk:
         return run
 
     def scale_of(self, node: Node | None) -> Scales:
-        """The weight of one number that a layer multiplies or divides by; () for any other layer."""
+        """The scalar weight that a layer multiplies or divides by; () for any other layer."""
         if node is None or not isinstance(node.layer, Mul | Div) or len(node.inputs) != 1:
             return ()
         name = node.weights.get("constant")
@@ -187,7 +187,7 @@ class _Walk:
         return ((name, node.layer.kind),) if name is not None and is_one else ()
 
     def operand(self, node: Node, number: int) -> Seen:
-        """a or b of a MatMul."""
+        """Operand 0 (a) or 1 (b) of a MatMul."""
         role = ("first", "constant")[number]
         if role in node.weights:
             return self._weight(node.weights[role])
@@ -196,7 +196,7 @@ class _Walk:
         return _seen(view, source, False)
 
     def _is_operand(self, node: Node) -> bool:
-        """Whether it is a move, or a scale, of a value from outside; then how its result is seen is noted."""
+        """Whether the node moves or scales a value from outside the chain; if so, records the view of its result."""
         if not isinstance(node.layer, _MOVES) and not self.scale_of(node):
             return False
         (value,) = node.inputs
@@ -207,7 +207,7 @@ class _Walk:
         if moved is None:
             return False
         if len(ends := self.ends - {value} | {node.name}) > MOST_OPERANDS:
-            return False  # more than products read: others would, and the walk goes through all of them from each start
+            return False  # more than the products can read; bounds the walk, which restarts at every node
         self.ends = ends
         self.views[node.name] = source, moved
         self.scales[node.name] = self.scales.get(value, ()) + self.scale_of(node)
@@ -233,7 +233,7 @@ def _seen(view: Array, source: str, is_weight: bool) -> Seen:
 
 
 def _moved(layer: Layer, view: Array, row: tuple[int, ...]) -> Array | None:
-    """A row through a move; None if no steps lead through it."""
+    """The view of a row after a move; None if strides cannot express it."""
     if isinstance(layer, Permute):
         return view.transpose([axis - 1 for axis in layer.axes[1:]])
     if isinstance(layer, Slice | Gather):
@@ -245,7 +245,7 @@ def _moved(layer: Layer, view: Array, row: tuple[int, ...]) -> Array | None:
 
 
 def _slice(places: Array | None, size: int) -> slice | None:
-    """Evenly spaced places as a slice; None if they are not."""
+    """Evenly spaced indices as a slice; None if they are not."""
     if places is None:
         return slice(0, size)
     steps = np.diff(places)
@@ -260,7 +260,7 @@ def _reshaped(view: Array, row: tuple[int, ...]) -> Array | None:
 
 
 def _written(net: Network, moves: Sequence[Node]) -> Array | None:
-    """Where the numbers of a product go through the moves behind it: the moves back, from a row as it lies at last."""
+    """The view through which the product is written: the inverse moves applied to a row of the final layout."""
     view: Array | None = _empty(net.types[moves[-1].name].row_shape)
     for node in reversed(moves):
         given = net.types[node.inputs[0]].row_shape

@@ -1,14 +1,13 @@
-"""The one inner loop of the CPU engine: a tile of a matrix product that lives in registers.
+"""GEMM microkernel of the CPU backend: one register tile of a matrix product.
 
     out[r, v] = max(floor, init[r, v] + sum over h, k of a[r, h, k] * w[h, k, v])        r < ROWS, v < VECS * LANES
 
-Idea     ROWS x VECS vector accumulators stay in registers for the whole sum; each step of k loads VECS
-         vectors of w, broadcasts ROWS numbers of a and does ROWS * VECS fused multiply-adds.
-Floor    AVX-512, 6 x 4: 24 multiply-adds on two ports, 12 cycles per step; its 10 loads need 5. Compute-bound.
-Same bits Every output is one sum in the order of k, whatever ROWS or VECS: a row's bits do not depend on
-         how rows were grouped into tiles.
-Layout   Everything is a byte address and a byte stride, so one loop serves x W, x^T dz and dz W^T, and, with h over the
-         rows of a window, a convolution: neighbouring windows of an image with channels last are rows of a.
+Idea     ROWS x VECS vector accumulators stay in registers for the whole reduction. Each k step loads VECS vectors
+         of w, broadcasts ROWS elements of a and issues ROWS * VECS FMAs.
+Floor    AVX-512, 6 x 4: 24 FMAs on two ports, 12 cycles per step; its 10 loads need 5. Compute-bound.
+Order    Every output is one sum over k in order, for any ROWS and VECS: a row's bits do not depend on the tiling.
+Layout   Operands are byte addresses and byte strides, so one loop computes x W, x^T dz and dz W^T. With h over the
+         rows of a window it computes an NHWC convolution as an implicit GEMM: neighbouring windows are rows of a.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
 from onchip.kernels.vectors import HAS_FMA, VECTOR_BYTES, VECTOR_REGISTERS
 from onchip.network.recipe import Array, Recipe, recipe_op
 
-# A tile is ROWS_WIDE rows by VECS_WIDE vectors, a panel, where that many columns are left; else ROWS_NARROW rows by
-# two vectors or one. With 32 registers of AVX-512, 6 x 4 beats 4 x 4 by 3 to 11 %, 5 x 4 and 7 x 4 by 5 %: fewer loads
-# per multiply-add, and no spills. Vectors of four also keep the loaded numbers of a: 4 x 4 fits their 32 registers.
-# multiply_rows goes up to MOST_ROWS: ten by one vector take 5.5 cycles per step, twice five 8, as so few sums wait for
-# each other.
-UNROLL = 4  # steps of k per loop turn: amortises the loop's own instructions
+# A full panel uses ROWS_WIDE x VECS_WIDE register tiles; the remaining columns use ROWS_NARROW rows by two vectors or
+# one. With the 32 registers of AVX-512, 6 x 4 beats 4 x 4 by 3 to 11 %, 5 x 4 and 7 x 4 by 5 %: fewer loads per FMA and
+# no spills. 4-lane vectors also keep the loaded elements of a in registers: 4 x 4 fits their 32.
+# multiply_rows supports up to MOST_ROWS: 10 rows by one vector take 5.5 cycles per step, two tiles of 5 rows take 8,
+# because so few accumulators do not hide the FMA latency.
+UNROLL = 4  # k steps per loop iteration: amortises the loop overhead
 VECS_WIDE = 4 if VECTOR_REGISTERS >= 32 else 2
 PANEL = VECS_WIDE * LANES
 ROWS_WIDE, ROWS_NARROW = 4 if LANES == UNROLL else 6, 8
-LINE_PANELS = 2  # that one row is multiplied with at a time
-MOST_ROWS = {1: 10, 2: ROWS_NARROW} | {VECS_WIDE: ROWS_WIDE}  # by vectors
+LINE_PANELS = 2  # panels multiplied at once for a single row
+MOST_ROWS = {1: 10, 2: ROWS_NARROW} | {VECS_WIDE: ROWS_WIDE}  # by number of vectors
 ORDER = "k in order, " + ("one rounding a term" if HAS_FMA else "two roundings a term")
 
 
@@ -44,17 +43,17 @@ def multiply_tile(
     typing_context: Any, a: Any, a_row: Any, a_k: Any, w: Any, w_k: Any, init: Any, init_row: Any,
     out: Any, out_row: Any, H: Any, a_h: Any, K: Any, floor: Any, rows: Any, vecs: Any,
 ) -> Any:  # fmt: skip
-    """One tile. Addresses and strides are in bytes; a_row or a_k may be the literal 4; rows and vecs are literals.
+    """Compute one tile. Addresses and strides are in bytes; a_row or a_k may be the literal 4; rows, vecs are literals.
 
-    a      of a[0, 0, 0]; a_row from row to row, a_h from h to h, a_k from k to k
-    w      of w[0, 0, 0]; w_k from k to k and on to the next h, vectors side by side
+    a      address of a[0, 0, 0]; strides a_row, a_h and a_k
+    w      address of w[0, 0, 0]; stride w_k, also from the last k of h to the first of h + 1; vectors are contiguous
     H      at least 1; may be the literal 1
-    init   what the sums are added to; init_row 0 gives every row the same (a bias)
-    out    where the sums go; may be init
-    floor  float32: 0 for ReLU, -inf for nothing; a NaN passes through either
+    init   address of the values added to the sums; init_row 0 broadcasts one row (a bias)
+    out    address of the result; may equal init
+    floor  float32: 0 for ReLU, -inf for none; NaN passes through
     """
     if not (isinstance(rows, types.IntegerLiteral) and isinstance(vecs, types.IntegerLiteral)):
-        return None  # asks Numba to come again with literals
+        return None  # makes Numba retry with literals
     addresses = [p if isinstance(p, types.IntegerLiteral) else types.int64 for p in (a, a_row, a_k, w, w_k)]
     lines = [p if isinstance(p, types.IntegerLiteral) else types.int64 for p in (H, a_h)]
     signature = types.void(*addresses, *(types.int64,) * 4, *lines, types.int64, types.float32, rows, vecs)
@@ -71,9 +70,9 @@ def multiply_rows(
     typing_context: Any, a: Any, a_row: Any, w: Any, init: Any, init_row: Any, out: Any, out_row: Any, H: Any, a_h: Any,
     K: Any, floor: Any, rows: Any, vecs: Any,
 ) -> Any:  # fmt: skip
-    """multiply_tile for 1 <= rows <= MOST_ROWS[vecs], a number that is known when it runs; k runs along a.
+    """multiply_tile for 1 <= rows <= MOST_ROWS[vecs], where rows is a runtime value; a_k is 4.
 
-    w has its vectors side by side and no gap from k to k.
+    w is one packed panel: its vectors are contiguous, with no gap between k steps.
     """
     if not isinstance(vecs, types.IntegerLiteral):
         return None
@@ -95,8 +94,8 @@ def multiply_rows(
 
 @intrinsic
 def multiply_line(typing_context: Any, a: Any, w: Any, panel: Any, init: Any, out: Any, K: Any, floor: Any) -> Any:
-    """multiply_tile for one row and LINE_PANELS panels, `panel` bytes from one to the next: the sums of one panel alone
-    wait for each other."""
+    """multiply_tile for one row and LINE_PANELS panels, `panel` bytes apart: the accumulators of a single panel do not
+    hide the FMA latency."""
     signature = types.void(*(types.int64,) * 6, types.float32)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -117,12 +116,12 @@ def _with_constants(signature: Any, args: Any) -> list[Any]:
 
 
 def _emit_tile(b: Any, args: Any, rows: int, vecs: int, panel: Any = None) -> None:
-    """panel: bytes from panel to panel, where the vectors are of several"""
+    """panel: bytes between consecutive panels, where the vectors span several"""
     a, a_row, a_k, w, w_k, init, init_row, out, out_row, H, a_h, K, floor = args[:13]
     tile = [(r, v) for r in range(rows) for v in range(vecs)]
     whole = b.and_(K, emit.INT(-UNROLL))
-    # Vectors of four: a turn's numbers of a row are one load, and ARM multiplies by a lane of it. To broadcast each
-    # would take an instruction more, and its address another; wider vectors are broadcast as they are multiplied.
+    # 4-lane vectors: one load fetches a row's UNROLL elements, and ARM multiplies by a lane of it. A broadcast costs
+    # one more instruction plus its address. Wider vectors broadcast from memory as part of the FMA.
     offsets = [emit.INT(v * VECTOR_BYTES) for v in range(vecs)]
     if panel is not None:
         places = [divmod(v, VECS_WIDE) for v in range(vecs)]
@@ -130,12 +129,12 @@ def _emit_tile(b: Any, args: Any, rows: int, vecs: int, panel: Any = None) -> No
     is_one_load = LANES == UNROLL and isinstance(a_k, ir.Constant) and a_k.constant == 4
 
     def line(h: Any, sums: list[Any]) -> list[Any]:
-        """The sums with the terms of one h; k goes UNROLL steps a turn, then one by one."""
+        """Accumulate the products of one h: UNROLL k steps per iteration, then one by one."""
         first = b.add(a, b.mul(h, a_h))
         a_rows = [b.add(first, b.mul(a_row, emit.INT(r))) for r in range(rows)]
         w_line = b.add(w, b.mul(b.mul(h, K), w_k))
-        # LLVM would make each row's address of the one before, an instruction a multiply-add, on the same ports. So the
-        # address of every third row moves on, and a load adds a stride to it that LLVM cannot see through.
+        # LLVM would derive each row's address from the previous one: one instruction per FMA, on the same ports.
+        # Instead every third row has a moving address, and the loads add a stride that is opaque to LLVM.
         is_shared = not is_one_load and isinstance(a_k, ir.Constant) and a_k.constant == 4 and rows > 2
         begins = [emit.opaque(b, at) for at in a_rows[::3]] if is_shared else []
         strides = [emit.opaque(b, b.mul(a_row, emit.INT(r))) for r in range(1, 3)] if is_shared else []
@@ -173,13 +172,13 @@ def _emit_tile(b: Any, args: Any, rows: int, vecs: int, panel: Any = None) -> No
     sums = emit.loop(b, emit.INT(0), H, 1, [emit.zeros() for _ in tile], line)
     lowest = emit.splat(b, floor)
     for (r, v), total in zip(tile, sums, strict=True):
-        # The start is added last: chunks of a long sum then add up like a tree, which halves the rounding error.
+        # init is added last: the chunks of a long sum then add up like a tree, which halves the rounding error.
         total = b.fadd(emit.load(b, b.add(init, offset(init_row, r, v)), emit.VECTOR), total)
         kept = b.select(b.fcmp_ordered("<", total, lowest), lowest, total)
         emit.store(b, kept, b.add(out, offset(out_row, r, v)))
 
 
-# -- weights in the order in which the tile reads them -----------------------------------------------------
+# -- packed weight panels ----------------------------------------------------------------------------------
 
 
 def padded(n: int) -> int:
@@ -192,7 +191,7 @@ def packed_size(K: int, N: int) -> int:
 
 
 def panel_width(left: int) -> int:
-    """Columns of the next panel where `left` of them, whole vectors, are left."""
+    """Width of the next panel where `left` columns (whole vectors) remain."""
     if left >= PANEL:
         return PANEL
     return 2 * LANES if left >= 2 * LANES else LANES
@@ -208,7 +207,7 @@ def panels(N: int) -> Iterator[tuple[int, int]]:
 
 
 def pack(w_kn: Array, out: Array | None = None) -> Array:
-    """(K, N) -> flat panels, k by k; the panel of columns n.. begins at n * K. Missing columns are zero."""
+    """(K, N) -> flat panels, k-major; the panel at column n starts at n * K. Padding columns are zero."""
     K, N = w_kn.shape
     flat = np.zeros(packed_size(K, N), np.float32) if out is None else out
     for start, width in panels(N):
@@ -218,13 +217,13 @@ def pack(w_kn: Array, out: Array | None = None) -> Array:
 
 
 def unpack(flat: Array, K: int, N: int) -> Array:
-    """The inverse of pack: (K, N)."""
+    """Inverse of pack: (K, N)."""
     parts = [flat[start * K : (start + width) * K].reshape(K, width) for start, width in panels(N)]
     return np.ascontiguousarray(np.concatenate(parts, axis=1)[:, :N])
 
 
 def padded_bias(name: str | None, width: int) -> Recipe:
-    """A bias of `width` numbers, padded to whole vectors; zero where there is none."""
+    """A bias of `width` values, padded with zeros to whole vectors; all zero if name is None."""
     return Recipe.of(pad_bias, (name,) if name else (), (padded(width),), size=padded(width))
 
 
@@ -237,7 +236,7 @@ def pad_bias(*bias: Array, size: int) -> Array:
 
 
 def aligned_zeros(size: int, dtype: type = np.float32) -> Array:
-    """A flat array that begins on a cache line, so that no vector straddles two."""
+    """A flat array aligned to a 64-byte cache line, so that no vector straddles two lines."""
     itemsize = np.dtype(dtype).itemsize
     raw = np.zeros(size * itemsize + 64, np.uint8)
     start = -raw.ctypes.data % 64

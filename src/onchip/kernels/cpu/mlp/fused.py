@@ -1,10 +1,10 @@
-"""mlp_fused on the CPU: a whole MLP forward in one parallel loop over tiles of rows.
+"""mlp_fused on the CPU: a whole MLP forward in one parallel loop over row tiles.
 
-Idea    A tile of rows goes through every layer while it lies in L1/L2; x is read once, y written once,
-        nothing in between reaches main memory. Bias and ReLU happen in registers, other activations in cache.
+Idea    A row tile runs through every layer while it is in L1/L2. x is read once, y is written once, and hidden
+        activations never reach main memory. Bias and ReLU run in the GEMM epilogue, other activations in cache.
 Floor   A row moves (D_in + D_out) * 4 B and costs 2 * params flop. 72-64-64-4: 304 B and 17,920 flop, 59 flop/B:
         compute-bound on any CPU (two AVX-512 cores: some 300 Gflop/s and 40 GB/s, 8 flop/B).
-Cache   2 * tile rows * padded width * 4 B a thread for activations; weights stay in L2, their chunks in L1.
+Cache   2 * tile rows * padded width * 4 B per thread for activations; weights stay in L2, their K chunks in L1.
 Limits  float32; any widths, any number of layers and rows.
 """
 
@@ -35,16 +35,16 @@ from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
-MAX_TILE_ROWS = 64  # past this the tile outgrows L1 and gains nothing (bench decode)
-FAR_TILE_ROWS = 256  # where L2 does not hold the weights and every tile fetches them again
-_SPLIT_BYTES = 256 << 10  # weights from which on splitting a layer's columns pays for waiting behind each layer
-SHARED_ROWS = 32  # of a thread: with fewer, threads share columns, and each fetches only their weights
-THREAD_WEIGHTS = 50_000  # multiply-adds: to call another thread for fewer takes longer than they do
-_WAKE_BYTES = 32 << 10  # of a layer: with fewer it is done before the others are awake
+MAX_TILE_ROWS = 64  # above this the tile exceeds L1 and gains nothing (bench decode)
+FAR_TILE_ROWS = 256  # where the weights exceed L2 and every tile fetches them again
+_SPLIT_BYTES = 256 << 10  # weights from which splitting a layer by columns pays for a barrier per layer
+SHARED_ROWS = 32  # rows per thread: below this, threads split the columns, and each fetches only its weights
+THREAD_WEIGHTS = 50_000  # FMAs per thread: below this, waking a thread takes longer than the work
+_WAKE_BYTES = 32 << 10  # weights per layer: below this, the layer finishes before the other threads wake up
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
-_COLUMNS = 5  # of the table that layer_table makes
+_COLUMNS = 5  # of the table that layer_table returns
 
-# What `_run` is told of a network once: addresses, then numbers.
+# Layout of the table that `_run` reads: addresses, then sizes and flags.
 (
     _W, _BIAS, _TABLE, _SCRATCH, _HALF, _L, _NORMALISE, _HOW, _MOST_ROWS, _ROW_WEIGHTS, _IS_HEAVY, _VECTORS, _WORDS,
 ) = range(13)  # fmt: skip
@@ -54,15 +54,15 @@ _COLUMNS = 5  # of the table that layer_table makes
 def _columns(
     src: int, src_row: int, rows: int, w: int, bias: int, dst: int, row: int, first: int, columns: int
 ) -> None:
-    """Some columns of a layer, from a multiple of a panel on: panels are packed one behind the other.
+    """Some columns of a layer, starting at a multiple of PANEL: packed panels are contiguous.
 
-    src, w, bias, dst  addresses; those of all weights and biases
-    row                of the table: K, N, offset of w, offset of bias, activation
+    src, w, bias, dst  addresses; w and bias are those of all layers
+    row                address of the layer's table row: K, N, offset of w, offset of bias, activation
     """
     layer = ints_at(row, _COLUMNS)
     K, N, code, stride = layer[0], layer[1], layer[4], padded_width(layer[1])
     floor = _ZERO if code == RELU else _NO_FLOOR
-    if N <= NARROW:  # one panel, so all of its columns
+    if N <= NARROW:  # at most one panel, so `columns` covers all of it
         dense_narrow(src, src_row, rows, w + layer[2] * 4, K, N, bias + layer[3] * 4, dst, stride * 4, floor)
     else:
         dense(
@@ -70,7 +70,7 @@ def _columns(
             dst + first * 4, stride * 4, floor,
         )  # fmt: skip
     if code > RELU:
-        if N > NARROW and columns == stride:  # what pads a row is zero and new: one long loop, and no rest of a vector
+        if N > NARROW and columns == stride:  # padding is scratch: one long loop without a remainder
             activate(dst, 1, rows * stride, 0, code)
         else:
             activate(dst + first * 4, rows, min(columns, N - first), stride, code)
@@ -78,22 +78,22 @@ def _columns(
 
 @compiled(inline=True)
 def _row(net: Array, i: int) -> int:
-    """Of the table, for layer i."""
+    """Address of the table row of layer i."""
     return net[_TABLE] + i * _COLUMNS * 8  # type: ignore[no-any-return]
 
 
 @compiled(inline=True)
 def _width(net: Array, i: int) -> int:
-    """Of what goes into layer i; of layer L, of what comes out at the end."""
+    """Input width of layer i; for i = L, the output width of the network."""
     return int_at(_row(net, i)) if i < net[_L] else int_at(_row(net, i - 1) + 8)  # type: ignore[no-any-return]
 
 
 @compiled()
 def _forward_tile(x: int, rows: int, y: int, scratch: int, net: Array) -> None:
-    """The network on `rows` rows, by the thread that calls; layers use the two halves of scratch in turn.
+    """Run the network on `rows` rows in the calling thread; layers alternate between the two halves of scratch.
 
     x, y, scratch  addresses
-    net            as `_run` has it
+    net            the table of `_run`
     """
     src, src_row = x, _width(net, 0) * 4
     for i in range(net[_L]):
@@ -103,12 +103,12 @@ def _forward_tile(x: int, rows: int, y: int, scratch: int, net: Array) -> None:
     _finish(src, rows, _width(net, net[_L]), net[_NORMALISE], net[_HOW], y)
 
 
-_normalise = code_call(5)  # of where, count, width, stride, how
+_normalise = code_call(5)  # where, count, width, stride, how
 
 
 @linked(*(types.int64,) * 6)
 def _finish(src: int, rows: int, D_out: int, normaliser: int, how: int, y: int) -> None:
-    """The last layer's padded rows to y; normalised, where there is code for that."""
+    """Copy the last layer's padded rows to y, after the normaliser (softmax), if there is one."""
     stride = padded_width(D_out)
     if normaliser:
         _normalise(normaliser, src, rows, D_out, stride, how)
@@ -120,7 +120,7 @@ def _finish(src: int, rows: int, D_out: int, normaliser: int, how: int, y: int) 
 
 @compiled()
 def _tile(worker: int, piece: int, x: int, B: int, y: int, net: Array, tile_rows: int) -> None:
-    """A tile of the batch; worker i has the two halves of scratch from 2 * i * half on."""
+    """One row tile of the batch; worker i uses the two scratch halves from 2 * i * half on."""
     first, own = piece * tile_rows, net[_SCRATCH] + 2 * worker * net[_HALF]
     x, y = x + first * _width(net, 0) * 4, y + first * _width(net, net[_L]) * 4
     _forward_tile(x, min(tile_rows, B - first), y, own, net)
@@ -128,7 +128,7 @@ def _tile(worker: int, piece: int, x: int, B: int, y: int, net: Array, tile_rows
 
 @compiled()
 def _share(worker: int, piece: int, src: int, src_row: int, B: int, net: Array, dst: int, i: int, columns: int) -> None:
-    """So many columns of layer i."""
+    """One work item of _forward_few: `columns` columns of layer i."""
     first = piece * columns
     columns = min(columns, padded_width(_width(net, i + 1)) - first)
     _columns(src, src_row, B, net[_W], net[_BIAS], dst, _row(net, i), first, columns)
@@ -136,7 +136,7 @@ def _share(worker: int, piece: int, src: int, src_row: int, B: int, net: Array, 
 
 @compiled()
 def _forward_few(x: int, B: int, y: int, net: Array, threads: int) -> None:
-    """The same for so few rows that a thread takes some columns of every layer: it then fetches only their weights."""
+    """Forward pass for few rows: threads split the columns of every layer, so each fetches only its weights."""
     src, src_row = x, _width(net, 0) * 4
     for i in range(net[_L]):
         dst, width = net[_SCRATCH] + (i % 2) * net[_HALF], padded_width(_width(net, i + 1))
@@ -149,11 +149,11 @@ def _forward_few(x: int, B: int, y: int, net: Array, threads: int) -> None:
 
 
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
-    """The network on B rows of the batch; the code of a CompiledLaunch."""
+    """Run the network on B batch rows; entry point of a CompiledLaunch."""
     net, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
     B = B * net[_VECTORS]
     threads = max(1, min(threads, B * net[_ROW_WEIGHTS] // THREAD_WEIGHTS))
-    share = (B + threads - 1) // threads  # small batches: a tile for each thread rather than one full tile
+    share = (B + threads - 1) // threads  # small batches: one tile per thread rather than one full tile
     tile_rows = min(net[_MOST_ROWS], (share + ROWS_NARROW - 1) // ROWS_NARROW * ROWS_NARROW)
     if net[_IS_HEAVY] and threads > 1 and share < SHARED_ROWS:
         _forward_few(x, B, y, net, threads)
@@ -163,14 +163,14 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
 
 @functools.cache
 def _code() -> int:
-    """Compiled, or loaded, for the first network that needs it."""
+    """Compiled or loaded for the first network that needs it."""
     return address_of(linked(*(types.int64,) * 4)(_run))
 
 
 @dataclass(frozen=True)
 class Facts:
     chain: Chain
-    vectors: int  # rows of the chain that a row of the batch has
+    vectors: int  # chain rows per batch row
     max_tile_rows: int
 
 
@@ -235,31 +235,30 @@ def _order(chain: Chain) -> str:
 
 
 def _is_taken_before(net: Network, start: int) -> bool:
-    """Whether a longer chain, which this kernel takes if it takes the one from here, goes on here: not worth another
-    claim for each of its layers."""
+    """Whether a longer chain that this kernel also accepts covers this layer: avoids one claim per layer."""
     before = layer_before(net, start, CPU_ACTIVATIONS)
     used = [] if before is None else [net.types[before.inputs[0]], *net.node_weight_types(before).values()]
     return bool(used) and all(given.dtype == "float32" for given in used)
 
 
 def layer_table(chain: Chain) -> Array:
-    """A row a layer: K, N, where its weights and its bias begin in the packed arrays, its activation."""
+    """One row per layer: K, N, offsets of its weights and bias in the packed arrays, activation code."""
     places = zip(chain.layers, *_offsets(chain), strict=False)
     rows = [(layer.D_in, layer.D_out, w, bias, code_of(layer.activation)) for layer, w, bias in places]
     return np.array(rows, np.int64)
 
 
 def _offsets(chain: Chain) -> tuple[list[int], list[int]]:
-    """Where the weights and the bias of each layer begin in the packed arrays, and behind the last where they end."""
+    """Start offset of each layer's weights and bias in the packed arrays, then the total size."""
     w_sizes = [packed_size(layer.D_in, layer.D_out) for layer in chain.layers]
     bias_sizes = [padded(layer.D_out) for layer in chain.layers]
     return list(accumulate(w_sizes, initial=0)), list(accumulate(bias_sizes, initial=0))
 
 
 def packed_recipes(net: Network, chain: Chain, narrow: int) -> dict[str, Recipe]:
-    """All weights in one flat packed array, all biases (zero where there is none) in another.
+    """All weights in one flat packed array, all biases (zero where missing) in another.
 
-    narrow  layers of up to so many columns stay as they are, (N, K): dense_narrow reads them so
+    narrow  layers of at most this many columns stay (N, K), as dense_narrow reads them
     """
     (*_, w_size), (*begins, bias_size) = _offsets(chain)
     with_bias = [(begin, layer.bias) for begin, layer in zip(begins, chain.layers, strict=True) if layer.bias]
@@ -272,7 +271,8 @@ def packed_recipes(net: Network, chain: Chain, narrow: int) -> dict[str, Recipe]
 
 @recipe_op
 def pack_layers(*weights: Array, size: int, narrow: int) -> Array:
-    """(D_out, D_in) each -> one behind the other, in panels (tile.pack); those of up to `narrow` rows as they are."""
+    """Concatenate weights of (D_out, D_in) in packed panels (tile.pack); those of up to `narrow` rows stay as they
+    are."""
     flat, at = aligned_zeros(size), 0
     for weight in weights:
         N, K = weight.shape

@@ -1,1 +1,1 @@
-"""Layers as functions of JAX, a family a file; jax_network puts them together."""
+"""Layers as functions of JAX, one file per family; jax_network assembles them."""

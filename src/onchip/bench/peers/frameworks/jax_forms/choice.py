@@ -1,4 +1,4 @@
-"""Layers that choose numbers by their places, resize rows, or say where numbers stand, by functions of JAX."""
+"""Selection, resize and arg/top-k layers as functions of JAX."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def select(to: Context, node: Node, w: Weights, x: Value) -> Value:
 
 
 def _take(to: Context, x: Value, axis: int, places: Array) -> Value:
-    """Numbers of x at these places of an axis, any where a place is -1: a slice where they lie at equal distances."""
+    """Values of x at these indices of an axis, any value for index -1: a slice if they are equally spaced."""
     step = int(places[1] - places[0]) if len(places) > 1 else 1
     front = [slice(None)] * axis
     if len(places) and step and places.min() >= 0 and np.array_equal(places, places[0] + step * np.arange(len(places))):
@@ -47,7 +47,7 @@ def linear_resize(to: Context, node: Node, w: Weights, x: Value) -> Value:
 
 
 def argument(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    """JAX's own finds the first of equals."""
+    """JAX's function returns the first of equal values."""
     layer = node.layer
     assert isinstance(layer, ArgMax | ArgMin)
     find, axis = getattr(to.jax.numpy, layer.kind.lower()), row_axis(layer.axis, to.net.types[node.inputs[0]])
@@ -57,7 +57,7 @@ def argument(to: Context, node: Node, w: Weights, x: Value) -> Value:
 
 
 def top_k(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    """JAX's own is of the last axis, and of the largest."""
+    """JAX's function covers only the last axis and the largest values."""
     layer = node.layer
     assert isinstance(layer, TopK | ArgTopK)
     axis = row_axis(layer.axis, to.net.types[node.inputs[0]])
@@ -72,7 +72,7 @@ def cum_sum(to: Context, node: Node, w: Weights, x: Value) -> Value:
     assert isinstance(layer, CumSum)
     axis = row_axis(layer.axis, to.net.types[node.inputs[0]])
     x = numpy.flip(x, axis) if layer.reverse else x
-    if layer.exclusive:  # one place on, with a 0 in front
+    if layer.exclusive:  # shifted by one, with a leading 0
         front = [slice(None)] * axis
         x = numpy.concatenate([numpy.zeros_like(x[(*front, slice(0, 1))]), x[(*front, slice(0, -1))]], axis=axis)
     y = numpy.cumsum(x, axis=axis)
@@ -85,4 +85,4 @@ def sequence_max(to: Context, node: Node, w: Weights, x: Value, lengths: Value) 
     ends = np.arange(x.shape[2]) * layer.stride + layer.window
     inside = lengths.reshape(-1, 1, 1) >= ends
     largest = numpy.max(numpy.where(inside, x, np.asarray(-np.inf, x.dtype)), axis=-1)
-    return numpy.where(inside[:, :, 0], largest, np.asarray(0, x.dtype))  # without the first window there is none
+    return numpy.where(inside[:, :, 0], largest, np.asarray(0, x.dtype))  # without a first window there is none

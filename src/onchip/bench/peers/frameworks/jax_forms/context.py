@@ -1,4 +1,4 @@
-"""What every layer is written with as a function of JAX."""
+"""What every layer function for JAX receives."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from onchip.network.graph import Network
 
-Value = Any  # an array of JAX
+Value = Any  # a JAX array
 Weights = Mapping[str, Value]  # by role
-Form = Callable[..., Value]  # (context, node, weights, *values it reads) -> the value it makes
+Form = Callable[..., Value]  # (context, node, weights, *inputs) -> output
 
 
 @dataclass(frozen=True, eq=False)
 class Context:
     jax: Any
     net: Network
-    precision: Any  # of products: a jax.lax.Precision
+    precision: Any  # of gemms: a jax.lax.Precision

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN by jax.lax.scan: a step after the other, unrolled some at a time."""
+"""LSTM, GRU and RNN by jax.lax.scan, partly unrolled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from onchip.bench.peers.frameworks.jax_forms.context import Context, Value, Weig
 from onchip.network.graph import Node
 from onchip.network.layers import GRU, LSTM, RNN, Recurrent
 
-UNROLLED = 8  # steps that are one turn of the loop: fewer launches, and XLA takes longer to compile
+UNROLLED = 8  # steps per iteration: fewer launches, longer compilation
 
 
 def recurrent(to: Context, node: Node, w: Weights, x: Value, *states: Value) -> Value:
@@ -34,7 +34,7 @@ def recurrent(to: Context, node: Node, w: Weights, x: Value, *states: Value) -> 
 def _step(
     to: Context, layer: Recurrent, w: Weights, d: int, given: Value, before: tuple[Value, ...]
 ) -> tuple[Value, ...]:
-    """The states (B, ..., H) behind a step."""
+    """The states (B, ..., H) after a step."""
     numpy, sigmoid = to.jax.numpy, to.jax.nn.sigmoid
     h, R = before[0], w["recurrence"][d]
     H = h.shape[-1]
@@ -47,7 +47,7 @@ def _step(
         c = sigmoid(f) * before[1] + sigmoid(i) * numpy.tanh(g)
         return sigmoid(o) * numpy.tanh(c), c
     if isinstance(layer, GRU) and layer.reset_after:
-        inner = product(h, R)  # one product for all gates
+        inner = product(h, R)  # one gemm for all gates
         new = inner[..., 2 * H :] + w["bias"][d] if "bias" in w else inner[..., 2 * H :]
         z, r = numpy.split(sigmoid(given[..., : 2 * H] + inner[..., : 2 * H]), 2, axis=-1)
         n = numpy.tanh(given[..., 2 * H :] + r * new)

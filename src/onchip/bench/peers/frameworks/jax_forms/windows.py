@@ -1,4 +1,4 @@
-"""Layers that walk over windows, by functions of JAX."""
+"""Convolution and pooling layers as functions of JAX."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def conv(to: Context, node: Node, w: Weights, x: Value) -> Value:
 
 
 def conv_transpose(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    """A convolution with stride 1 over x with zeros in between; its weights are prepared for that."""
+    """A stride-1 convolution over x with inserted zeros; `mirrored` prepares its weights."""
     stride, pads, dilation = geometry(node.layer)
     rank, extra = len(stride), node.layer.attributes()["output_padding"]
     span = [d * (K - 1) for d, K in zip(dilation, w["weight"].shape[2:], strict=True)]
@@ -33,7 +33,7 @@ def conv_transpose(to: Context, node: Node, w: Weights, x: Value) -> Value:
 
 
 def mirrored(layer: Layer, w: Mapping[str, Array]) -> dict[str, Array]:
-    """weight (C_in, C_out / G, kernel...) -> (C_out, C_in / G, kernel...), with its taps in the other direction."""
+    """weight (C_in, C_out / G, kernel...) -> (C_out, C_in / G, kernel...), with its taps reversed."""
     weight, groups = w["weight"], conv_groups(layer)
     C_in, C_group, *kernel = weight.shape
     grouped = weight.reshape(groups, C_in // groups, C_group, *kernel).swapaxes(1, 2)

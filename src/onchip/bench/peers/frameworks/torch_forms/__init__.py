@@ -1,1 +1,1 @@
-"""Layers as torch's own functions, a family a file; torch_network puts them together."""
+"""Layers as torch functions, one file per family; torch_network assembles them."""

@@ -1,4 +1,4 @@
-"""A torch.fx graph in the making: how functions of torch are called on its values."""
+"""Builds a torch.fx graph from calls of torch functions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from onchip.network.recipe import Array, Made, materialise
 
 Value = Any  # a node of the fx graph
 Weights = Mapping[str, Value]  # by role
-Form = Callable[..., Value]  # (builder, node, weights, *values it reads) -> the value it makes
+Form = Callable[..., Value]  # (builder, node, weights, *inputs) -> output
 
-# Their value is a new tensor that no gradient needs: a ReLU that is its only reader may overwrite it.
+# They return a new tensor that no gradient needs: a ReLU that is its only reader may work in place.
 _OVERWRITABLE = (Linear, Convolution, TransposedConvolution, BatchNorm1d, BatchNorm2d, Add)
 
 
 class Builder:
-    """The graph so far: what is known of every value, and how functions of torch are called on them."""
+    """The graph so far: all values, and methods to call torch functions on them."""
 
     def __init__(self, torch: Any, net: Network) -> None:
         self.torch, self.net = torch, net
@@ -36,7 +36,7 @@ class Builder:
         self.values[node.name] = form(self, node, w, *(self.values[name] for name in node.inputs))
 
     def call(self, function: str, *arguments: Any, **options: Any) -> Value:
-        """A function of torch.nn.functional or torch, by name."""
+        """Call a function of torch.nn.functional or torch, by name."""
         functional = self.torch.nn.functional
         found = getattr(functional, function, None) or getattr(self.torch, function)
         return self.graph.call_function(found, arguments, options)
@@ -46,11 +46,11 @@ class Builder:
         return self.graph.call_function(operator.getitem, (x, places if len(places) > 1 else places[0]))
 
     def array(self, name: str) -> Array:
-        """The numbers of a weight."""
+        """The values of a weight."""
         return np.array(materialise(name, self.net.weights, self._made))  # a copy: the network's is read-only
 
     def constant(self, array: Array) -> Value:
-        """Numbers that are no weights; floats become what weights become."""
+        """A constant that is no weight; floats get the dtype of the weights."""
         attribute, self._constants = f"c{self._constants}", self._constants + 1
         self.root.register_buffer(attribute, self.torch.from_numpy(np.ascontiguousarray(array)))
         return self.graph.get_attr(attribute)
@@ -58,7 +58,7 @@ class Builder:
     def _weight(self, name: str) -> Value:
         """A weight as a parameter of the module."""
         if name not in self._weights and "float" not in self.net.weight_type(name).dtype:
-            self._weights[name] = self.constant(self.array(name))  # torch trains floats alone
+            self._weights[name] = self.constant(self.array(name))  # torch trains only floats
         if name not in self._weights:
             attribute = f"w{len(self._weights)}"
             tensor = self.torch.from_numpy(self.array(name))
@@ -67,7 +67,7 @@ class Builder:
         return self._weights[name]
 
     def only_reader_of(self, value: str) -> Node | None:
-        """The node that makes a value that one other reads, and nobody else."""
+        """The node that computes a value with exactly one reader; else None."""
         alone = len(self.net.readers(value)) == 1 and value not in self.net.outputs
         return self.net.by_name.get(value) if alone else None
 
@@ -76,6 +76,6 @@ class Builder:
         return maker is not None and isinstance(maker.layer, _OVERWRITABLE)
 
     def pad(self, x: Value, before: Sequence[int], after: Sequence[int], fill: float = 0.0) -> Value:
-        """Numbers around the last axes; torch wants the last axis first."""
+        """Pad the last axes; torch expects the last axis first."""
         pads = [size for pair in zip(reversed(before), reversed(after), strict=True) for size in pair]
         return self.call("pad", x, pads, value=fill)

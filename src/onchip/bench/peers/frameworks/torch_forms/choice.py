@@ -1,4 +1,4 @@
-"""Layers that choose numbers by their places, resize rows, or say where numbers stand, by functions of torch."""
+"""Selection, resize and arg/top-k layers as torch functions."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from onchip.network.layers import (
 from onchip.network.layers.base import row_axis
 from onchip.network.recipe import Array
 
-_LINEAR = {2: "linear", 3: "bilinear", 4: "trilinear"}  # by the axes of a row
+_LINEAR = {2: "linear", 3: "bilinear", 4: "trilinear"}  # by the rank of a row
 
 
 def select(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-    """By torch's own function where there is one, else axis by axis."""
+    """By a torch function if there is one, else axis by axis."""
     layer, given = node.layer, to.net.types[node.inputs[0]]
     assert isinstance(layer, Selection)
     row, is_float = given.row_shape, "float" in given.dtype
@@ -43,20 +43,20 @@ def select(to: Builder, node: Node, w: Weights, x: Value) -> Value:
 
 
 def _nearest_mode(layer: NearestResize, row: tuple[int, ...]) -> str:
-    """torch's word for it, if it has one: whole multiples, as torch computes places in float32."""
+    """torch's interpolation mode, if it has one: only integer factors, as torch computes positions in float32."""
     meaning = layer.coordinates, layer.rounding
     known = {("asymmetric", "floor"): "nearest", ("half_pixel", "round_prefer_ceil"): "nearest-exact"}
     return known.get(meaning, "") if _is_image(layer, row) and not any(np.mod(layer.sizes, row)) else ""
 
 
 def _is_image(layer: NearestResize | LinearResize, row: tuple[int, ...]) -> bool:
-    """Whether all but the channels are resized, to sizes that are the scales times the old ones."""
+    """Whether all axes but the channels are resized, to exactly scale times the old size."""
     whole = all(size == scale * n for n, size, scale in zip(row, layer.sizes, layer.scales, strict=True))
     return whole and 2 <= len(row) <= 4 and layer.sizes[0] == row[0]
 
 
 def _take(to: Builder, x: Value, axis: int, places: Array) -> Value:
-    """Numbers of x at these places of an axis: a view where they lie at equal distances."""
+    """Values of x at these indices of an axis: a view if they are equally spaced."""
     step = int(places[1] - places[0]) if len(places) > 1 else 1
     front = [slice(None)] * axis
     if len(places) and step and np.array_equal(places, places[0] + step * np.arange(len(places))):
@@ -81,7 +81,7 @@ def linear_resize(to: Builder, node: Node, w: Weights, x: Value) -> Value:
 
 
 def argument(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-    """torch's own finds the first of equals."""
+    """torch's function returns the first of equal values."""
     layer, given = node.layer, to.net.types[node.inputs[0]]
     assert isinstance(layer, ArgMax | ArgMin)
     function, axis = layer.kind.lower(), row_axis(layer.axis, given)
@@ -91,7 +91,7 @@ def argument(to: Builder, node: Node, w: Weights, x: Value) -> Value:
 
 
 def top_k(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-    """torch's own may find equals in another order."""
+    """torch's function may order equal values differently."""
     layer, given = node.layer, to.net.types[node.inputs[0]]
     assert isinstance(layer, TopK | ArgTopK)
     found = to.call("topk", x, layer.k, row_axis(layer.axis, given), layer.largest)
@@ -103,7 +103,7 @@ def cum_sum(to: Builder, node: Node, w: Weights, x: Value) -> Value:
     assert isinstance(layer, CumSum)
     axis = row_axis(layer.axis, given)
     x = to.call("flip", x, (axis,)) if layer.reverse else x
-    if layer.exclusive:  # one place on, with a 0 in front
+    if layer.exclusive:  # shifted by one, with a leading 0
         behind = len(given.shape) - 1 - axis
         x = to.pad(x, (1, *(0,) * behind), (-1, *(0,) * behind), 0)
     y = to.call("cumsum", x, axis, dtype=getattr(to.torch, given.dtype) if "float" not in given.dtype else None)

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN by torch's own functions, which on a GPU are cuDNN's."""
+"""LSTM, GRU and RNN by torch's functions, which use cuDNN on a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onchip.network.graph import Node
 from onchip.network.layers import GRU, LSTM, RNN, Linear, Recurrent
 from onchip.network.recipe import Array
 
-_GATES = {LSTM: (0, 2, 3, 1), GRU: (1, 0, 2), RNN: (0,)}  # torch's order of ours
+_GATES = {LSTM: (0, 2, 3, 1), GRU: (1, 0, 2), RNN: (0,)}  # torch's gate order, as indices of onchip's
 _ROLES = ("input", "recurrence", "input_bias", "bias")  # of a direction's weights, in torch's order
 
 
@@ -22,7 +22,7 @@ def recurrent(to: Builder, node: Node, w: Weights, x: Value, *states: Value) -> 
     D, H = layer.directions, weights["recurrence"].shape[-1]
     row = to.net.types[node.inputs[0]].row_shape
     x = to.call("reshape", x, (-1, row[-2], weights["input"].shape[-1])) if len(row) > 2 else x
-    is_turned = layer.direction == "reverse"  # torch has no such: rows are turned around before and behind
+    is_turned = layer.direction == "reverse"  # torch has no such direction: flip the rows before and after
     x = to.call("flip", x, (1,)) if is_turned else x
     if states:
         first = [to.call("permute", to.call("reshape", state, (-1, D, H)), (1, 0, 2)) for state in states]
@@ -34,7 +34,7 @@ def recurrent(to: Builder, node: Node, w: Weights, x: Value, *states: Value) -> 
     function = f"rnn_{layer.activation}" if isinstance(layer, RNN) else layer.kind.lower()
     given = first if isinstance(layer, LSTM) else first[0]
     has_bias, is_both = "bias" in weights, D == 2
-    made = to.call(function, x, given, parameters, has_bias, 1, 0.0, False, is_both, True)  # 1 layer, rows first
+    made = to.call(function, x, given, parameters, has_bias, 1, 0.0, False, is_both, True)  # 1 layer, batch first
     shape = (-1, *to.net.types[node.name].row_shape)
     output = layer.attributes()["output"]
     if output == "sequence":
@@ -46,8 +46,9 @@ def recurrent(to: Builder, node: Node, w: Weights, x: Value, *states: Value) -> 
 
 
 def _with_product(to: Builder, node: Node, x: Value) -> tuple[Value, dict[str, Array]]:
-    """What torch's function reads, and its weights (D, ...) by role: those of the Linear in front, too, if there is
-    one that nobody else reads; else the input weights only put gates into torch's order."""
+    """The input of torch's function, and its weights (D, ...) by role, including those of the preceding Linear if it
+    has no other reader; else the input weights only permute gates into torch's order.
+    """
     layer = node.layer
     assert isinstance(layer, Recurrent)
     R = to.array(node.weights["recurrence"])
@@ -62,7 +63,7 @@ def _with_product(to: Builder, node: Node, x: Value) -> tuple[Value, dict[str, A
             biases["input_bias"] = to.array(product.weights["bias"])
     weights = {"input": given.reshape(D, W, -1)[:, order], "recurrence": R[:, order]}
     if biases or "bias" in node.weights:
-        inner = np.zeros((D, W), R.dtype)  # a GRU's, of its new state: the last gate in both orders
+        inner = np.zeros((D, W), R.dtype)  # the GRU's bias of the new state: the last gate in both orders
         if "bias" in node.weights:
             inner[:, W - H :] = to.array(node.weights["bias"])
         weights["input_bias"] = biases.get("input_bias", np.zeros(D * W, R.dtype)).reshape(D, W)[:, order]
@@ -71,7 +72,7 @@ def _with_product(to: Builder, node: Node, x: Value) -> tuple[Value, dict[str, A
 
 
 def _steps(to: Builder, node: Node, w: Weights, x: Value, *states: Value) -> Value:
-    """A GRU that resets before its product, which torch does not have: step by step."""
+    """A GRU that resets before its gemm, which torch does not have: step by step."""
     layer = node.layer
     assert isinstance(layer, GRU)
     S, W = to.net.types[node.inputs[0]].row_shape[-2:]

@@ -1,4 +1,4 @@
-"""Layers that walk over windows, and phases woven together, by functions of torch."""
+"""Convolution and pooling layers, and the interleaving of phases, as torch functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def conv(to: Builder, node: Node, w: Weights, x: Value) -> Value:
     assert isinstance(layer, Conv1d | Conv2d)
     before, after = layer.pads[: layer.rank], layer.pads[layer.rank :]
     padding, is_cut = before, before != after and set(layer.stride) == {1}
-    if is_cut:  # as much on both sides, and what is too much cut off: a few outputs more take less than a padded copy
+    if is_cut:  # symmetric pads, then crop: a few more outputs cost less than a padded copy
         padding = tuple(map(max, before, after))
     elif before != after:
         x, padding = to.pad(x, before, after), (0,) * layer.rank
@@ -41,7 +41,7 @@ def conv(to: Builder, node: Node, w: Weights, x: Value) -> Value:
 
 
 def conv_transpose(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-    """torch cuts as much off the end as off the front: an end that lacks numbers is lengthened, others are cut."""
+    """torch crops both ends equally: an end that is too short is extended, others are cropped."""
     layer = node.layer
     assert isinstance(layer, ConvTranspose1d | ConvTranspose2d)
     padding, extra, places = [], [], []
@@ -83,13 +83,13 @@ def avg_pool(to: Builder, node: Node, w: Weights, x: Value) -> Value:
 
 
 def _is_uneven(layer: MaxPool1d | MaxPool2d | AvgPool1d | AvgPool2d) -> bool:
-    """Whether torch's own pads do not do: as many on both sides, and at most half a window."""
+    """Whether torch's pads are insufficient: they are symmetric and at most half a window."""
     before, after = layer.pads[: layer.rank], layer.pads[layer.rank :]
     return before != after or any(2 * pad > size for pad, size in zip(before, layer.kernel, strict=True))
 
 
 def _padded(to: Builder, node: Node, x: Value, fill: float = 0.0) -> Value:
-    """x with as many numbers around as its windows read, so that nothing is left to round up."""
+    """x padded with everything its windows read, so that no ceil mode is needed."""
     sizes, counts = to.net.types[node.inputs[0]].row_shape[1:], to.net.types[node.name].row_shape[1:]
     stride, pads, dilation = geometry(node.layer)
     kernel = node.layer.attributes()["kernel"]
@@ -99,7 +99,7 @@ def _padded(to: Builder, node: Node, x: Value, fill: float = 0.0) -> Value:
 
 
 def interleave(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
-    """Phases of one size, each beside the next, with their channels last: as convolutions are fastest."""
+    """Interleave phases of one size in NHWC, where convolutions are fastest."""
     layer, sizes = node.layer, to.net.types[node.name].row_shape
     assert isinstance(layer, Interleave)
     rank = len(layer.stride)

@@ -213,7 +213,7 @@ def test_commit_outside_a_checkout(monkeypatch, tmp_path):
 
 
 def _checkout(monkeypatch, head, changed=""):
-    top = str(Path(machine.__file__).parents[3])
+    top = str(Path(machine.__file__).parents[4])
     answers = {"--show-toplevel": top, "HEAD": head, ":!benchmarks/results": changed}
     monkeypatch.setattr(machine, "_git", lambda folder, *arguments: answers[arguments[-1]])
 

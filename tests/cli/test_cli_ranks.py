@@ -180,7 +180,7 @@ def test_misuse(cli, tmp_path):
 def test_who_only_starts_ranks_loads_little(tmp_path):
     """Ranks load NumPy and kernels themselves: until they are started nobody should wait for it."""
     code = (
-        "import sys; from onchip.runtime import supervise; from onchip.cli.main import main\n"
+        "import sys; from onchip.runtime.distributed import supervise; from onchip.cli.main import main\n"
         "supervise.run_ranks = lambda *_: print(*sorted({'numpy', 'numba'} & set(sys.modules)))\n"
         "main(['run', 'decode', '--count', '4', '--ranks', '2'])"
     )

@@ -27,7 +27,7 @@ from sanitizer import kernels, planted, run
 
 CUDA_FILES = Path(onchip.kernels.cuda.__file__).parent
 # __global__ void __launch_bounds__(128, 2) name(
-ENTRY = re.compile(r"__global__ void\s+(?:__launch_bounds__\(.*\)\s*)?(\w+)\(")
+ENTRY = re.compile(r"__global__ void\s+(?:__launch_bounds__\([^{;]*?\)\s*)?(?!__launch_bounds__)(\w+)\(")
 
 
 def makes(plan) -> set[Program]:

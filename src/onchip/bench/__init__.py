@@ -16,22 +16,21 @@ if TYPE_CHECKING:
 _NAMES = (
     "decode", "digits", "sentiment", "faces", "imported", "backprop", "mlp", "scan", "pointwise", "product",
 )  # fmt: skip
+_HOME = {name: f"onchip.bench.cases.{name}" for name in _NAMES}
 
 
 class _Cases(Mapping[str, "Callable[[Options], list[Case]]"]):
     """Name -> builder. The builder's module, and with it the compiler, is imported on access."""
 
     def __getitem__(self, name: str) -> Callable[[Options], list[Case]]:
-        if name not in _NAMES:
-            raise KeyError(name)
-        builder: Callable[[Options], list[Case]] = importlib.import_module(f"onchip.bench.cases.{name}").cases
+        builder: Callable[[Options], list[Case]] = importlib.import_module(_HOME[name]).cases
         return builder
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_NAMES)
+        return iter(_HOME)
 
     def __len__(self) -> int:
-        return len(_NAMES)
+        return len(_HOME)
 
 
 CASES: Mapping[str, Callable[[Options], list[Case]]] = _Cases()

@@ -149,7 +149,7 @@ def run_ranks(count: int, args: Sequence[str], on_progress: OnProgress) -> int:
         path = os.path.join(folder, "supervisor")
         listener.bind(path)
         listener.listen(2 * count)
-        home = str(Path(__file__).parents[2])
+        home = str(Path(__file__).parents[3])
         before = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
         env = {**OPEN_MPI, **os.environ, SOCKET: path, "PYTHONPATH": os.pathsep.join([home, *before])}
         # -P: keep modules in the current folder from being imported.

@@ -71,7 +71,7 @@ def code_of(task: Any) -> tuple[str, str]:
     from onchip.runtime.cuda.kernel_check import DEVICES
     from onchip.runtime.cuda.nvrtc import compile_program
 
-    name = f"{task.kernel}: {task.instance.name}, {task.arch}"
+    name = f"{task.module}: {task.instance.name}, {task.arch}"
     try:
         program = task.instance.launch(DEVICES[task.arch]).program
     except PlanError:

@@ -25,7 +25,7 @@ from onchip.kernels.vectors import HAS_FMA, VECTOR_BYTES, VECTOR_REGISTERS
 from onchip.network.recipe import Array, Recipe, recipe_op
 
 # A full panel uses ROWS_WIDE x VECS_WIDE register tiles; the remaining columns use ROWS_NARROW rows by two vectors or
-# one. With the 32 registers of AVX-512, 6 x 4 beats 4 x 4 by 3 to 11 %, 5 x 4 and 7 x 4 by 5 %: fewer loads per FMA and
+# one. With the 32 registers of AVX-512, 6 x 4 beats 4 x 4 by 1 to 11 %, 5 x 4 and 7 x 4 by 5 %: fewer loads per FMA and
 # no spills. 4-lane vectors also keep the loaded elements of a in registers: 4 x 4 fits their 32.
 # multiply_rows supports up to MOST_ROWS: 10 rows by one vector take 5.5 cycles per step, two tiles of 5 rows take 8,
 # because so few accumulators do not hide the FMA latency.

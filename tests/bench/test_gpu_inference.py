@@ -19,7 +19,7 @@ from onchip.bench.cases import decode, gpu_inference, mlp
 from onchip.bench.cases.gpu_inference import GpuJob, floor_ms, gpu_cases
 from onchip.bench.cases.inference import YARDSTICK
 from onchip.bench.frame import Reporter, UnavailableError, run_cases
-from onchip.bench.gpu_clock import CALLS, Forward, fastest
+from onchip.bench.gpu_clock import CALLS, Forward, GpuClock, check, fastest
 from onchip.bench.options import Options
 from onchip.bench.peers import gpu as gpu_peers
 from onchip.bench.peers.dense import dense_layers
@@ -27,7 +27,7 @@ from onchip.bench.peers.gpu import Allowance, GpuTask
 from onchip.errors import InputError, PlanError
 from onchip.kernels import reference
 from onchip.measure.pace import OwnClock, Pace
-from onchip.measure.truth import Truth
+from onchip.measure.truth import Truth, Verdict
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.runtime.placement import plan
@@ -181,6 +181,20 @@ def test_a_slower_graph_is_freed_before_the_next_is_recorded():
     run, name = fastest({name: Forward(lambda: y, eager=False) for name in "abc"}, Counting())
     assert (name, len(graphs), alive_at_trim) == ("a, graph of 20 calls", 3, [1, 1, 1])
     assert run() is y
+
+
+def test_cached_memory_is_freed_before_an_engine_is_checked():
+    """The first launch of a graph allocates memory, which peers that were prepared later may have cached."""
+    calls = []
+
+    class Trimmed(Stage):
+        def trim(self):
+            calls.append("trim")
+
+    stage, y = Trimmed(), np.zeros(3)
+    run = GpuClock(stage, lambda: calls.append("run") or y, 1)
+    assert check(stage, run, lambda y: Verdict(0, 1)).is_right
+    assert calls == ["trim", "run", "run"]
 
 
 def test_a_synchronised_call_is_one_call_and_a_wait():

@@ -129,6 +129,7 @@ class TorchStage:
             for _ in range(2):
                 work()
         torch.cuda.synchronize()
+        self.trim()  # cuDNN's trials leave cached workspaces, which torch cannot free during a capture
         graph, y = torch.cuda.CUDAGraph(), None
         # Not `with torch.cuda.graph`: it collects garbage first, which takes longer than everything else here.
         with torch.cuda.stream(aside):

@@ -25,8 +25,33 @@ from onchip.plan.kernel import Claim, Job, Refusal
 
 MOST_NUMBERS = 1 << 10  # of a row
 _TASK_NUMBERS = 1 << 12  # that a thread takes at a time, at least
+_ROWS = 4  # side by side, if a row is one column: `_scan_rows`
 _LINES, _LENGTH, _COLUMNS, _EXCLUSIVE, _REVERSE, _WORDS = range(6)  # what `_run` is told of a layer
 _ZERO = np.float32(0)
+
+
+@compiled()
+def _scan_rows(x: int, y: int, rows: int, layer: Array) -> None:
+    """At most _ROWS rows side by side, with their sums in registers: one row alone waits for each addition."""
+    N = layer[_LENGTH]
+    given, made = floats_at(x, rows * N), floats_at(y, rows * N)
+    # Missing rows repeat the last one.
+    b, c, d = N * min(1, rows - 1), N * min(2, rows - 1), N * min(3, rows - 1)
+    at, step = (N - 1, -1) if layer[_REVERSE] else (0, 1)
+    s, t, u, v = given[at], given[b + at], given[c + at], given[d + at]
+    if layer[_EXCLUSIVE]:
+        made[at] = made[b + at] = made[c + at] = made[d + at] = _ZERO
+    else:
+        made[at], made[b + at], made[c + at], made[d + at] = s, t, u, v
+    for _ in range(1, N):
+        at += step
+        p, q, r, w = given[at], given[b + at], given[c + at], given[d + at]
+        if layer[_EXCLUSIVE]:
+            made[at], made[b + at], made[c + at], made[d + at] = s, t, u, v
+            s, t, u, v = s + p, t + q, u + r, v + w
+        else:
+            s, t, u, v = s + p, t + q, u + r, v + w
+            made[at], made[b + at], made[c + at], made[d + at] = s, t, u, v
 
 
 @compiled()
@@ -34,6 +59,11 @@ def _scan(worker: int, piece: int, x: int, y: int, lines: int, together: int, la
     """Some lines (length, columns), each column by itself."""
     N, C, is_reverse = layer[_LENGTH], layer[_COLUMNS], layer[_REVERSE]
     step = -C if is_reverse else C
+    if C == 1:
+        last = min(lines, (piece + 1) * together)
+        for line in range(piece * together, last, _ROWS):
+            _scan_rows(x + line * N * 4, y + line * N * 4, min(_ROWS, last - line), layer)
+        return
     for line in range(piece * together, min(lines, (piece + 1) * together)):
         at = (line * N + (N - 1 if is_reverse else 0)) * C
         begun, first = floats_at(y + at * 4, C), floats_at(x + at * 4, C)

@@ -85,7 +85,6 @@ def test_all_kernels_are_in_it(precision):
         "conv_first",
         "conv_last",
         "conv_last_wgmma",
-        "conv_pixel",
         "mlp_train",
         "mlp_train_three",
         "mlp_resident",

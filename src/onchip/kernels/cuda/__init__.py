@@ -8,7 +8,6 @@ from onchip.kernels.cuda.conv.gather import ProductGather
 from onchip.kernels.cuda.conv.implicit_gemm import ProductWindows
 from onchip.kernels.cuda.conv.last_layer.mma import ConvLast
 from onchip.kernels.cuda.conv.last_layer.sm90 import ConvLastWgmma
-from onchip.kernels.cuda.conv.pixel import ConvPixel
 from onchip.kernels.cuda.conv.sm90 import ConvWgmma
 from onchip.kernels.cuda.elementwise.pointwise import Pointwise
 from onchip.kernels.cuda.embedding.gather import Gather
@@ -47,7 +46,7 @@ from onchip.plan.kernel import Kernel
 KERNELS: tuple[Kernel, ...] = (
     MlpByLayers(), MlpResident(), MlpTrainThree(), MlpTrain(),
     View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
-    DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvLastWgmma(), ConvPixel(), ConvAlone(),
+    DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvLastWgmma(), ConvAlone(),
     Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(),
     ProductGather(), Lookups(), Gather(), RecurrentHeld(), RecurrentMma(), RecurrentAlone(), AttentionFused(),
     MatMulMma(), MatMulAlone(), ArgumentAlone(), TopKAlone(), NormAlone(), SelectAlone(), ResizeAlone(),

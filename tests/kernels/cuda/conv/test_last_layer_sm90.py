@@ -142,7 +142,7 @@ def test_a_plan_takes_it_for_a_last_layer(precision):
 @pytest.fixture
 def only_last(monkeypatch):
     """No other convolution, and transposed ones are not split."""
-    others = ("conv", "conv_pixel", "depthwise", "conv_wgmma", "conv_first", "conv_last", "product_windows")
+    others = ("conv", "depthwise", "conv_wgmma", "conv_first", "conv_last", "product_windows")
     monkeypatch.setattr("onchip.kernels.cuda.KERNELS", tuple(k for k in KERNELS if k.name not in others))
 
 

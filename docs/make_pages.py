@@ -155,11 +155,11 @@ def _member(name: str, member: Any) -> str:
 def _signature(name: str, thing: Any) -> str:
     """How it is called: in one line, or in one a parameter where that is too long."""
     parameters, result = _parameters(thing), inspect.signature(thing).return_annotation
-    gives = "" if inspect.isclass(thing) or result is inspect.Signature.empty else f" -> {result}"
-    if len(name + parameters + gives) <= 110:
-        return f"{name}{parameters}{gives}"
+    writes = "" if inspect.isclass(thing) or result is inspect.Signature.empty else f" -> {result}"
+    if len(name + parameters + writes) <= 110:
+        return f"{name}{parameters}{writes}"
     lines = [f"    {_parameter(given)},\n" for given in _shown(thing)]
-    return f"{name}(\n{''.join(lines)}){gives}"
+    return f"{name}(\n{''.join(lines)}){writes}"
 
 
 def _parameters(thing: Any) -> str:

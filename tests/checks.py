@@ -40,15 +40,15 @@ def narrow_sums(net: Network, x: np.ndarray) -> np.ndarray:
     return reference.forward(net, x).astype(numpy_dtype(net.types[net.outputs[0]].dtype))
 
 
-def assert_error_within(got, truth, yardstick, factor: float = 2.0, ulps: float = 4.0) -> None:
+def assert_error_within(got, truth, baseline, factor: float = 2.0, ulps: float = 4.0) -> None:
     """got may be off by at most `factor` times the yardstick's worst error plus a few ulp of the largest value."""
-    got, truth, yardstick = (np.asarray(a, np.float64) for a in (got, truth, yardstick))
+    got, truth, baseline = (np.asarray(a, np.float64) for a in (got, truth, baseline))
     assert got.shape == truth.shape, f"shape {got.shape}, expected {truth.shape}"
     if truth.size == 0:
         return
     assert np.array_equal(np.isnan(got), np.isnan(truth)), "NaNs in other places"
     scale = np.nanmax(np.abs(truth))
-    allowed = factor * np.nanmax(np.abs(yardstick - truth)) + ulps * np.finfo(np.float32).eps * max(scale, 1e-30)
+    allowed = factor * np.nanmax(np.abs(baseline - truth)) + ulps * np.finfo(np.float32).eps * max(scale, 1e-30)
     error = np.abs(got - truth)
     worst = np.unravel_index(np.nanargmax(error), error.shape)
     assert error[worst] <= allowed, (
@@ -87,11 +87,11 @@ class Rows:
 
     def __init__(self, array):
         self.array, self.shape, self.dtype = array, array.shape, array.dtype
-        self.asked = []
+        self.requested = []
 
     def __len__(self):
         return len(self.array)
 
     def read(self, start, stop):
-        self.asked.append((start, stop))
+        self.requested.append((start, stop))
         return self.array[start:stop].copy()

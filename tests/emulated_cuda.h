@@ -51,7 +51,7 @@ struct alignas(16) float4 {
 
 namespace emulated {
 
-constexpr int MOST_THREADS = 1024, STACK_BYTES = 64 << 10, MOST_COPIES = 256;
+constexpr int MAX_THREADS = 1024, STACK_BYTES = 64 << 10, MOST_COPIES = 256;
 constexpr int MOST_ALIGNMENT = 1024, PAGE = 4096, MOST_SHARED = 228 << 10;  // bytes; of all that a launch may ask for
 constexpr long MOST_ROUNDS = 1 << 18;  // of a block
 
@@ -76,9 +76,9 @@ struct Barrier {
 
 // All that a block has but its shared memory and its stacks.
 struct Block {
-    Fiber fibers[MOST_THREADS];
-    Barrier of_block, of_warps[MOST_THREADS / 32], of_teams[MOST_THREADS / 128];
-    unsigned long long words[2][MOST_THREADS];  // of a shuffle; the next one has the others
+    Fiber fibers[MAX_THREADS];
+    Barrier of_block, of_warps[MAX_THREADS / 32], of_teams[MAX_THREADS / 128];
+    unsigned long long words[2][MAX_THREADS];  // of a shuffle; the next one has the others
     bool is_done, waits, yields;                // waits: for other blocks; yields: could go on
     bool is_spoilt;                             // its shared memory, which a launch asks for
     unsigned since;                             // epoch of its last barrier: what it did before is ordered
@@ -100,7 +100,7 @@ static void (*body)() OURS = nullptr;
 static unsigned cluster OURS = 1;
 static long* arrivals OURS = nullptr;  // of each block: how often it has come to the cluster's barrier
 alignas(PAGE) static char room[MOST_SHARED + PAGE] OURS = {};  // what launches ask for, at the end of all but a page
-static int asked_bytes OURS = 0;
+static int requested_bytes OURS = 0;
 
 static void pause() {
     if (!_setjmp(now->fibers[running].at)) _longjmp(scheduler, 1);
@@ -201,7 +201,7 @@ static int draw(int below) {
 // Where the shared memory lies that the launch has asked for. What nobody has written yet is no number; the first thread
 // that comes is before all others.
 static char* asked_room(int alignment) {
-    char* const at = room + MOST_SHARED - (asked_bytes + alignment - 1) / alignment * alignment;
+    char* const at = room + MOST_SHARED - (requested_bytes + alignment - 1) / alignment * alignment;
     if (!now->is_spoilt) memset(at, 0xff, room + MOST_SHARED - at);
     now->is_spoilt = true;
     return at;
@@ -237,7 +237,7 @@ static void run_block() {
 // Blocks by turns; what waits is put aside with its shared memory.
 static void run_blocks(unsigned count) {
     const size_t own_bytes = &_end - &__bss_start, stack_bytes = threads * static_cast<size_t>(STACK_BYTES);
-    const size_t shared_bytes = own_bytes + asked_bytes + MOST_ALIGNMENT;
+    const size_t shared_bytes = own_bytes + requested_bytes + MOST_ALIGNMENT;
     const auto move = [&](char* aside, bool is_back) {
         char* const pieces[] = {&__bss_start, room + MOST_SHARED - (shared_bytes - own_bytes)};
         const size_t sizes[] = {own_bytes, shared_bytes - own_bytes};
@@ -297,7 +297,7 @@ template <auto kernel, class... P>
 const char* launch(void (*)(P...), unsigned blocks, unsigned down, unsigned blocks_of_cluster, int block_threads,
                    int shared_bytes, const void* const* arguments) {
     threads = block_threads;
-    asked_bytes = shared_bytes;
+    requested_bytes = shared_bytes;
     cluster = blocks_of_cluster;
     arrivals = static_cast<long*>(calloc(blocks * down, sizeof(long)));
     given = arguments;

@@ -10,14 +10,14 @@ import pytest
 from emulated_cuda import emulated_gpu
 from onchip.kernels import cuda
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
+from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor_core
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Layer
 from onchip.network.recipe import materialise
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job
-from onchip.plan.layout import ROWS, lying
+from onchip.plan.layout import ROWS, stored_type
 from onchip.plan.plan import values_read
 from onchip.runtime.cuda import devices
 from onchip.runtime.cuda.bound_steps import BoundSteps
@@ -43,9 +43,9 @@ def run_claim(gpu: Gpu, net: Network, claim: Claim, *xs: np.ndarray) -> np.ndarr
         np.array(x if claim.layout_read(name) == ROWS else np.moveaxis(x, 1, -1), order="C")
         for name, x in zip(values_read(net, claim), xs, strict=True)
     ]
-    made, layout = net.types[claim.nodes[-1]], claim.gives.get(claim.nodes[-1], ROWS)
+    made, layout = net.types[claim.nodes[-1]], claim.writes.get(claim.nodes[-1], ROWS)
     B = len(xs[0])
-    y = np.full((B, *lying(made, layout).row_shape), 77, numpy_dtype(made.dtype))
+    y = np.full((B, *stored_type(made, layout).row_shape), 77, numpy_dtype(made.dtype))
     weights = {name: gpu.upload(materialise(recipe, net.weights)) for name, recipe in claim.recipes.items()}
     steps = BoundSteps(gpu, claim.facts.at(B), weights)
     scratch = np.full(steps.scratch_bytes + 16, 0xCD, np.uint8)
@@ -64,7 +64,16 @@ def emulate_device(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """An emulated GPU that everybody finds as device "cuda", with the kernels that can be emulated: those with sizes
     at run time."""
     monkeypatch.setattr(devices, "probe", lambda: ([H200], ""))
-    monkeypatch.setattr(mlp_tensor, "make_lowering", lambda *_: "it is not emulated")  # then a plain product takes it
-    left_out = ("mlp_resident", "mlp_by_layers", "mlp_tensor", "mlp_fused", "product_wgmma", "conv_wgmma")
+    monkeypatch.setattr(
+        mlp_tensor_core, "make_lowering", lambda *_: "it is not emulated"
+    )  # then a plain product takes it
+    left_out = (
+        "mlp_train_resident",
+        "mlp_train_layer_parallel",
+        "mlp_tensor_core",
+        "mlp_fused",
+        "gemm_sm90",
+        "conv_sm90",
+    )
     monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in KERNELS if k.name not in left_out))
     return emulated_gpu(monkeypatch)

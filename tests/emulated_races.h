@@ -11,8 +11,8 @@
 
 namespace emulated {
 
-static unsigned epoch OURS = 1, warp_epochs[MOST_THREADS / 32] OURS = {};  // count barriers, and words that were released
-static bool is_judged OURS = false, in_kernel OURS = false;  // in_kernel: a thread of the kernel runs, not the scheduler
+static unsigned epoch OURS = 1, warp_epochs[MAX_THREADS / 32] OURS = {};  // count barriers, and words that were released
+static bool is_verified OURS = false, in_kernel OURS = false;  // in_kernel: a thread of the kernel runs, not the scheduler
 extern "C" __attribute__((visibility("hidden"))) char __bss_start, _end, __start_emulator, __stop_emulator;
 
 }  // namespace emulated
@@ -32,7 +32,7 @@ static void end_judging() {}
 namespace emulated {
 
 constexpr signed char SEVERAL = -1;
-constexpr unsigned MOST_BLOCKS = 4096;
+constexpr unsigned MAX_BLOCKS = 4096;
 constexpr size_t PAGES = 1 << 16;  // of the hash table
 
 // Who touched a byte last, and when.
@@ -93,17 +93,17 @@ UNSEEN static bool is_in(const char* at, const void* begin, size_t bytes) {
     return at >= begin && at < static_cast<const char*>(begin) + bytes;
 }
 UNSEEN static void touch(const void* at, long size, bool is_write) {
-    if (!is_judged || !in_kernel) return;
+    if (!is_verified || !in_kernel) return;
     const char* const from = static_cast<const char*>(at);
-    const bool is_asked = is_in(from, room, MOST_SHARED), is_static = is_in(from, &__bss_start, &_end - &__bss_start);
-    const bool is_shared = is_asked || is_static;
+    const bool is_requested = is_in(from, room, MOST_SHARED), is_static = is_in(from, &__bss_start, &_end - &__bss_start);
+    const bool is_shared = is_requested || is_static;
     if (!is_shared && is_in(from, &__start_emulator, &__stop_emulator - &__start_emulator)) return;
     if (!is_shared && is_in(from, now, sizeof(Block))) return;
     if (!is_shared && is_in(from, now->stacks, threads * static_cast<size_t>(STACK_BYTES))) return;  // a thread's own
     const Touch mine = {epoch, warp_epochs[running / 32], this_block(), static_cast<signed char>(running / 32),
                         static_cast<signed char>(running % 32)};
     for (const char* each = from; each < from + size; ++each) {
-        Byte& byte = is_asked    ? bytes_of_room[each - room]
+        Byte& byte = is_requested    ? bytes_of_room[each - room]
                      : is_static ? bytes_of_room[MOST_SHARED + (each - &__bss_start)]
                                  : page_of(each).bytes[reinterpret_cast<size_t>(each) % PAGE];
         const bool is_raced = races(byte.write, mine, is_shared) ||
@@ -122,7 +122,7 @@ UNSEEN static Release& word_of(const volatile void* at) {
 }
 // A word was loaded: what its writer did before it stored that, and what it knew of others then, is before us.
 UNSEEN static void acquire(const volatile void* at) {
-    if (!is_judged || !in_kernel) return;
+    if (!is_verified || !in_kernel) return;
     const Release& word = word_of(at);
     if (word.epoch < first_epoch || word.block == this_block()) return;
     unsigned* const mine = seen + this_block() * blocks;
@@ -132,7 +132,7 @@ UNSEEN static void acquire(const volatile void* at) {
     if (word.epoch > mine[word.block]) mine[word.block] = word.epoch;
 }
 UNSEEN static void release(const volatile void* at) {
-    if (!is_judged || !in_kernel) return;
+    if (!is_verified || !in_kernel) return;
     word_of(at) = {this_block(), epoch++};
 }
 
@@ -140,9 +140,9 @@ UNSEEN static void begin_judging() {
     if (!bytes_of_room) bytes_of_room = static_cast<Byte*>(calloc(MOST_SHARED + (&_end - &__bss_start), sizeof(Byte)));
     first_epoch = ++epoch;
     blocks = gridDim.x * gridDim.y;
-    is_judged = blocks <= MOST_BLOCKS;
+    is_verified = blocks <= MAX_BLOCKS;
     pages = static_cast<Page**>(calloc(PAGES, sizeof(Page*)));
-    seen = static_cast<unsigned*>(calloc(is_judged ? blocks * static_cast<size_t>(blocks) : 1, sizeof(unsigned)));
+    seen = static_cast<unsigned*>(calloc(is_verified ? blocks * static_cast<size_t>(blocks) : 1, sizeof(unsigned)));
 }
 UNSEEN static void end_judging() {
     for (size_t i = 0; i < PAGES; ++i)

@@ -7,7 +7,7 @@
 template <class P>
 float number_of(u32 word, int i) {
     if constexpr (P::PER_WORD == 1) return __uint_as_float(word);
-    else return to_float(typename P::Number{static_cast<unsigned short>(word >> 16 * i)});
+    else return to_float(typename P::Element{static_cast<unsigned short>(word >> 16 * i)});
 }
 
 template <class P>

@@ -43,7 +43,7 @@ struct Signal {
         arrive();
     }
     void wait(u32 parity) {
-        emulated::is_judged = false;
+        emulated::is_verified = false;
         while (static_cast<u32>(turns_bytes) >> 31 == parity) emulated::pause();
     }
 };
@@ -62,7 +62,7 @@ static void load_box(void* to, const TensorMap& map, Signal& signal, int x, int 
     const unsigned long long* told = map.words;
     const int rank = told[1], begin[4] = {x, y, z, t};
     const unsigned long long *sizes = told + 2, *strides = sizes + rank, *box = strides + rank - 1;
-    const int number_bytes = strides[0] / sizes[0], line_bytes = box[0] * number_bytes;
+    const int element_bytes = strides[0] / sizes[0], line_bytes = box[0] * element_bytes;
     const u32 at = shared_address(to);
     if (line_bytes != 128 || box[rank] != 3 || at % 1024) emulated::fail("a box that is not as mma/tma.cuh says");
     int lines = 1;
@@ -76,10 +76,10 @@ static void load_box(void* to, const TensorMap& map, Signal& signal, int x, int 
             from += place * static_cast<long long>(strides[axis - 1]);
         }
         for (int byte = 0; byte < line_bytes; ++byte) {
-            const int column = x + byte / number_bytes;
+            const int column = x + byte / element_bytes;
             const bool is_inside = is_there && column >= 0 && column < static_cast<int>(sizes[0]);
             *mixed(at + 128 * line + byte) =
-                is_inside ? *reinterpret_cast<const char*>(from + column * number_bytes + byte % number_bytes) : 0;
+                is_inside ? *reinterpret_cast<const char*>(from + column * element_bytes + byte % element_bytes) : 0;
             if (told[15] && byte % 4 == 3) round_number(mixed(at + 128 * line + byte - 3));
         }
     }
@@ -88,14 +88,14 @@ static void load_box(void* to, const TensorMap& map, Signal& signal, int x, int 
 
 static void store_box(const TensorMap& map, const void* from, int c, int w, int h, int image) {
     const unsigned long long *told = map.words, *sizes = told + 2, *strides = sizes + 4, *box = strides + 3;
-    const int number_bytes = strides[0] / sizes[0];
-    if (told[1] != 4 || box[0] * number_bytes != 128 || box[1] * box[2] != 1 || shared_address(from) % 1024)
+    const int element_bytes = strides[0] / sizes[0];
+    if (told[1] != 4 || box[0] * element_bytes != 128 || box[1] * box[2] != 1 || shared_address(from) % 1024)
         emulated::fail("a box that is not as mma/tma.cuh says");
     if (w >= sizes[1] || h >= sizes[2]) return;
     for (int line = 0; line < box[3] && image + line < sizes[3]; ++line)
-        for (int byte = 0; byte < 128 && c + byte / number_bytes < sizes[0]; ++byte)
+        for (int byte = 0; byte < 128 && c + byte / element_bytes < sizes[0]; ++byte)
             reinterpret_cast<char*>(told[0])[(image + line) * strides[2] + h * strides[1] + w * strides[0] +
-                                             c * number_bytes + byte] =
+                                             c * element_bytes + byte] =
                 *mixed(shared_address(from) + 128 * line + byte);
 }
 template <int n>
@@ -106,8 +106,8 @@ static void show_box() {}
 static void load_pixels(void* to, const TensorMap& map, Signal& signal, int c, int w, int h, int image, u32 right,
                         u32 down) {
     const auto* told = reinterpret_cast<const long long*>(map.words);
-    const long long C = told[1], W = told[2], H = told[3], B = told[4], number_bytes = told[5], pixels = told[7];
-    const int line_bytes = told[6] * number_bytes;
+    const long long C = told[1], W = told[2], H = told[3], B = told[4], element_bytes = told[5], pixels = told[7];
+    const int line_bytes = told[6] * element_bytes;
     const u32 at = shared_address(to);
     if (line_bytes != 16 << told[14] || line_bytes < 32 || at % (8 * line_bytes))
         emulated::fail("a box that is not as it should be");
@@ -115,10 +115,10 @@ static void load_pixels(void* to, const TensorMap& map, Signal& signal, int c, i
     for (int pixel = 0; pixel < pixels; ++pixel) {
         const int column = w + right, line = h + down;
         for (int byte = 0; byte < line_bytes; ++byte) {
-            const int channel = c + byte / number_bytes;
+            const int channel = c + byte / element_bytes;
             const bool is_inside = channel < C && column >= 0 && column < W && line >= 0 && line < H && image < B;
             const char* from = reinterpret_cast<const char*>(told[0]) +
-                               (((image * H + line) * W + column) * C + channel) * number_bytes + byte % number_bytes;
+                               (((image * H + line) * W + column) * C + channel) * element_bytes + byte % element_bytes;
             *mixed(at + line_bytes * pixel + byte, line_bytes) = is_inside ? *from : 0;
             if (told[15] && byte % 4 == 3) round_number(mixed(at + line_bytes * pixel + byte - 3, line_bytes));
         }
@@ -131,8 +131,8 @@ static void load_pixels(void* to, const TensorMap& map, Signal& signal, int c, i
 }
 
 static void wait_for_team(int team) {
-    emulated::is_judged = false;
-    static emulated::Barrier of_teams[emulated::MOST_THREADS / 128];
+    emulated::is_verified = false;
+    static emulated::Barrier of_teams[emulated::MAX_THREADS / 128];
     emulated::arrive(of_teams[team], 128);
 }
 static void let_next_begin() {}

@@ -8,7 +8,7 @@
 template <class P>
 float number_of(u32 word, int i) {
     if constexpr (P::PER_WORD == 1) return __uint_as_float(word & 0xffffe000);  // cut off, as tensor cores do
-    else return to_float(typename P::Number{static_cast<unsigned short>(word >> 16 * i)});
+    else return to_float(typename P::Element{static_cast<unsigned short>(word >> 16 * i)});
 }
 
 template <class P, int N>
@@ -65,7 +65,7 @@ static void begin_products() {}
 static void end_products() {}
 template <int n>
 void wait_for_products() {  // four warps multiply as one
-    static emulated::Barrier of_teams[emulated::MOST_THREADS / 128];
+    static emulated::Barrier of_teams[emulated::MAX_THREADS / 128];
     emulated::arrive(of_teams[threadIdx.x / 128], 128);
 }
 

@@ -79,7 +79,7 @@ class FakeDriver:
         self.answers: dict[str, int] = {}  # function -> the code it answers with
         self.locked: set[int] = set()  # host memory that is page-locked
         self.memory: dict[int, Any] = {}  # pointer -> what keeps it
-        self.most_bytes = 1 << 40
+        self.max_bytes = 1 << 40
         self.lazy = False
         self.pending: dict[int, list[Callable[[], object]]] = {}  # stream -> what it has to do
         self._argument_count = argument_count
@@ -215,11 +215,11 @@ class FakeDriver:
         return 0, FREE_BYTES, 2 * FREE_BYTES
 
     def cuMemAlloc(self, nbytes):
-        code = self._told("cuMemAlloc") or (2 if nbytes > self.most_bytes else 0)
+        code = self._told("cuMemAlloc") or (2 if nbytes > self.max_bytes else 0)
         return code, None if code else self._allocate(nbytes)
 
     def cuMemAllocFromPoolAsync(self, nbytes, pool, stream):
-        code = self._told("cuMemAllocFromPoolAsync") or (2 if nbytes > self.most_bytes else 0)
+        code = self._told("cuMemAllocFromPoolAsync") or (2 if nbytes > self.max_bytes else 0)
         return code, None if code else self._allocate(nbytes)
 
     def cuMemFree(self, pointer):
@@ -339,11 +339,11 @@ class FakeDriver:
         """The pointer; C, W, H, B; bytes of a number; channels and pixels of a box; corners and steps along W and H."""
         assert (to % 64, rank) == (0, 4)
         sizes = (ctypes.c_uint64 * 4).from_address(shape)
-        number_bytes = (ctypes.c_uint64 * 3).from_address(strides)[0] // sizes[0]
+        element_bytes = (ctypes.c_uint64 * 3).from_address(strides)[0] // sizes[0]
         corners = [(ctypes.c_int * 2).from_address(corner)[:] for corner in (lower, upper)]
         assert all(-128 <= n < 128 for corner in corners for n in corner)
         walked = (ctypes.c_uint32 * 4).from_address(steps)
-        told = [pointer, *sizes, number_bytes, channels, pixels, *corners[0], *corners[1], *walked[1:3], swizzle]
+        told = [pointer, *sizes, element_bytes, channels, pixels, *corners[0], *corners[1], *walked[1:3], swizzle]
         told += [dtype == TFLOAT32]
         (ctypes.c_int64 * len(told)).from_address(to)[:] = told
         return self._told("cuTensorMapEncodeIm2col")

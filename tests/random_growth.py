@@ -34,10 +34,10 @@ from onchip.network.types import DTYPE_BYTES, TensorType
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 65)
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 OTHER_INTS = ("uint8", "int8", "int16", "bool")
-MOST_NUMBERS = 2500  # of a row of any value
+MAX_NUMBERS = 2500  # of a row of any value
 VOCABULARY = 5  # ids that an input of an id dtype holds
-MOST_TOKENS = 100  # of a table
-MOST_DEGREE = 4  # of a value in the inputs: powers of a power soon overflow in half precision
+MAX_TOKENS = 100  # of a table
+MAX_DEGREE = 4  # of a value in the inputs: powers of a power soon overflow in half precision
 
 
 class Growing(Grow):
@@ -138,6 +138,6 @@ class Growing(Grow):
 
 def _row_shape(pick: Pick, rank: int) -> tuple[int, ...]:
     row = [pick(SIZES) for _ in range(rank)]
-    while np.prod(row) > MOST_NUMBERS // 4:
+    while np.prod(row) > MAX_NUMBERS // 4:
         row[row.index(max(row))] //= 2
     return tuple(row)

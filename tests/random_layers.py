@@ -102,7 +102,7 @@ from onchip.network.layers import (
 )  # fmt: skip
 from onchip.network.layers.embedding import ID_DTYPES
 from onchip.network.types import TensorType
-from random_growth import MOST_DEGREE, MOST_NUMBERS, MOST_TOKENS, SIZES, VOCABULARY, Growing
+from random_growth import MAX_DEGREE, MAX_NUMBERS, MAX_TOKENS, SIZES, VOCABULARY, Growing
 
 
 def try_one(grow: Growing, what: type[Layer] | Layer, newest: bool = False) -> None:
@@ -114,7 +114,7 @@ def try_one(grow: Growing, what: type[Layer] | Layer, newest: bool = False) -> N
             grow.add(what, value)
     else:
         MAKERS[what](grow, what)
-    if any(grow.types[node.name].row_size > MOST_NUMBERS for node in grow.nodes[before:]):
+    if any(grow.types[node.name].row_size > MAX_NUMBERS for node in grow.nodes[before:]):
         for node in grow.nodes[before:]:
             del grow.types[node.name]
         del grow.nodes[before:]
@@ -231,7 +231,7 @@ def _mod(grow: Growing, kind: type[Layer]) -> None:
 
 def _matmul(grow: Growing, kind: type[Layer]) -> None:
     """A value times one that fits, times itself turned, or times a constant."""
-    if (value := grow.some_float(2, 3)) is None or grow.degree.get(value, 1) >= MOST_DEGREE:
+    if (value := grow.some_float(2, 3)) is None or grow.degree.get(value, 1) >= MAX_DEGREE:
         return
     *front, M, K = grow.row(value)
     how = grow.pick(("turned", "turned", "first", "constant"))
@@ -264,7 +264,7 @@ def _axes(grow: Growing, value: str) -> tuple[int, ...]:
 
 def _cum_sum(grow: Growing, kind: type[Layer]) -> None:
     def fits(value: str) -> bool:
-        small = grow.degree.get(value, 1) < MOST_DEGREE and value not in grow.steps
+        small = grow.degree.get(value, 1) < MAX_DEGREE and value not in grow.steps
         return small and bool(grow.row(value)) and grow.types[value].dtype != "bool"
 
     if (value := grow.some(fits)) is not None:
@@ -290,12 +290,12 @@ def _row_norm(grow: Growing, kind: type[Layer]) -> None:
     grow.add(layer, value, **{role: shape for role in kind.optional if grow.pick(YES_NO)})
 
 
-def _windows(grow: Growing, sizes: Sequence[int], most_pad: int) -> dict[str, tuple[int, ...]]:
-    """kernel, stride, pads and dilation of windows that fit; pads are at most the kernel's size and `most_pad`."""
+def _windows(grow: Growing, sizes: Sequence[int], max_pad: int) -> dict[str, tuple[int, ...]]:
+    """kernel, stride, pads and dilation of windows that fit; pads are at most the kernel's size and `max_pad`."""
     found = []
     for n in sizes:
         k, dilation = grow.pick((1, 2, 3, 3, 5)), grow.pick((1, 1, 1, 1, 2))
-        before, after = (grow.pick(range(max(0, k + most_pad) + 1)) for _ in range(2))
+        before, after = (grow.pick(range(max(0, k + max_pad) + 1)) for _ in range(2))
         if n + before + after < dilation * (k - 1) + 1:
             k, dilation, before, after = 1, 1, 0, 0
         found.append((k, grow.pick((1, 1, 2, 3)), before, after, dilation))
@@ -311,7 +311,7 @@ def _conv(grow: Growing, kind: type[Layer]) -> None:
         k = grow.pick((1, 3, 5))
         grow.conv(value, kind(pads=(k // 2,) * 2 * kind.rank), C, *(k,) * kind.rank)
         return
-    frame = _windows(grow, sizes, most_pad=1)
+    frame = _windows(grow, sizes, max_pad=1)
     kernel, groups = frame.pop("kernel"), _groups(grow, C)
     grow.conv(value, kind(**frame, groups=groups), grow.pick((1, 2, 3, 5)) if groups > 1 else grow.pick(SIZES), *kernel)
 
@@ -324,7 +324,7 @@ def _conv_transpose(grow: Growing, kind: type[Layer]) -> None:
     if (value := grow.some_float(1 + kind.rank)) is None:
         return
     C, *sizes = grow.row(value)
-    frame = _windows(grow, sizes, most_pad=0)
+    frame = _windows(grow, sizes, max_pad=0)
     kernel, stride, dilation = frame.pop("kernel"), frame["stride"], frame["dilation"]
     extra = tuple(grow.pick(range(max(s, d))) for s, d in zip(stride, dilation, strict=True))
     spans = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(sizes, stride, dilation, kernel, strict=True)]
@@ -340,20 +340,20 @@ def _pool(grow: Growing, kind: type[Layer]) -> None:
     options: dict[str, Any] = {"ceil": grow.pick(YES_NO)}
     if kind in (AvgPool1d, AvgPool2d):
         options["count_pads"] = grow.pick(YES_NO)
-    grow.add(kind(**_windows(grow, grow.row(value)[1:], most_pad=-1), **options), value)
+    grow.add(kind(**_windows(grow, grow.row(value)[1:], max_pad=-1), **options), value)
 
 
 def _embedding(grow: Growing, kind: type[Layer]) -> None:
     tops = grow.highest
-    if (value := grow.some(lambda v: tops.get(v, MOST_TOKENS) < MOST_TOKENS and len(grow.row(v)) < 3)) is not None:
+    if (value := grow.some(lambda v: tops.get(v, MAX_TOKENS) < MAX_TOKENS and len(grow.row(v)) < 3)) is not None:
         grow.embedding(value, tops[value] + grow.pick((1, 1, 2, 4)), grow.pick(SIZES))
 
 
 def _token_conv(grow: Growing, kind: type[Layer]) -> None:
     tops = grow.highest
-    value = grow.some(lambda v: tops.get(v, MOST_TOKENS) < MOST_TOKENS and len(grow.row(v)) == 1)
+    value = grow.some(lambda v: tops.get(v, MAX_TOKENS) < MAX_TOKENS and len(grow.row(v)) == 1)
     if value is not None:
-        frame = _windows(grow, grow.row(value), most_pad=0)
+        frame = _windows(grow, grow.row(value), max_pad=0)
         K = frame["dilation"][0] * (frame["kernel"][0] - 1) + 1  # it knows no dilation: so many taps fit
         C_out = grow.pick(SIZES)
         bias = {"bias": (C_out,)} if grow.pick(YES_NO) else {}
@@ -362,7 +362,7 @@ def _token_conv(grow: Growing, kind: type[Layer]) -> None:
 
 
 def _broadcast(grow: Growing, kind: type[Layer]) -> None:
-    first = grow.some(lambda v: v not in grow.steps and (kind is not Mul or grow.degree.get(v, 1) < MOST_DEGREE))
+    first = grow.some(lambda v: v not in grow.steps and (kind is not Mul or grow.degree.get(v, 1) < MAX_DEGREE))
     if first is None or grow.types[first].dtype == "bool":  # no numbers to add
         return
     values, row = [first], grow.row(first)
@@ -372,7 +372,7 @@ def _broadcast(grow: Growing, kind: type[Layer]) -> None:
         others = [v for v in grow.types if v not in grow.steps and _stretches(grow, v, first, row)]
         values.append(grow.pick(others))
         row = np.broadcast_shapes(row, grow.row(values[-1]))
-    if kind is Mul and sum(grow.degree.get(v, 1) for v in values) > MOST_DEGREE:
+    if kind is Mul and sum(grow.degree.get(v, 1) for v in values) > MAX_DEGREE:
         values = values[:1]
     if grow.pick(YES_NO):
         values.reverse()

@@ -89,7 +89,7 @@ from onchip.runtime.engine import Engine, compile, id_limits
 from random_growth import VOCABULARY, Growing
 from random_layers import MAKERS, try_one
 
-MOST_LAYERS = 14
+MAX_LAYERS = 14
 
 # What real networks are made of and the fused kernels look for, by the kind of input: a random walk over the kinds
 # would rarely meet it. Each step goes behind the newest value that fits; a tuple is a choice.
@@ -149,11 +149,11 @@ def random_network(seed: int) -> Network:
 
     theme = pick(tuple(MOTIFS))
     grow = Growing(pick, rank={"image": 3, "signal": 2}.get(theme, 1), takes_ids=theme == "tokens")
-    wanted = pick(range(1, MOST_LAYERS - 1))
+    wanted = pick(range(1, MAX_LAYERS - 1))
     while len(grow.nodes) < wanted:
         if pick((True, False, False)):
             for step in pick(MOTIFS[pick((theme, theme, pick(tuple(MOTIFS))))]):
-                if len(grow.nodes) < MOST_LAYERS:
+                if len(grow.nodes) < MAX_LAYERS:
                     try_one(grow, pick(step) if isinstance(step, tuple) else step, newest=True)
         else:
             try_one(grow, pick(tuple(MAKERS)))
@@ -167,8 +167,8 @@ MANY_ROWS, DRAWS = 2000, 3
 FEW_ROWS = 8  # that differ: fewer are no yardstick
 # Kernels that multiply fp32 as parts.
 IN_PARTS = (
-    "mlp_tensor", "product_wgmma", "product_mma", "product_windows", "product_gather", "conv_wgmma", "conv_first",
-    "conv_last", "matmul_mma", "attention", "recurrent_mma",
+    "mlp_tensor_core", "gemm_sm90", "gemm_mma", "conv_implicit_gemm", "conv_gather", "conv_sm90", "conv_first_layer",
+    "conv_last_layer", "matmul_mma", "attention", "recurrent_mma",
 )  # fmt: skip
 NAN_ROWS, INF_ROWS, ZERO_ROWS = 4, 4, 4  # the last of them
 
@@ -201,7 +201,7 @@ def _divisors(net: Network) -> set[str]:
     return {node.inputs[-1] for node in net.nodes if isinstance(node.layer, Div | Mod)}
 
 
-def judge(net: Network, seed: int, device: str = "cpu", precision: str = "fp32") -> str:
+def verify(net: Network, seed: int, device: str = "cpu", precision: str = "fp32") -> str:
     """What is wrong with the engine's results for random rows, and how to see it again; "" if nothing is.
 
     PlanError if the device's kernels do not take the network.
@@ -238,7 +238,7 @@ def judge_many(seeds: Sequence[int], device: str, precision: str) -> list[str]:
 def _judge_one(task: tuple[int, str, str]) -> str:
     seed, device, precision = task
     try:
-        return judge(random_network(seed), seed, device, precision)
+        return verify(random_network(seed), seed, device, precision)
     except PlanError:
         return ""
 
@@ -310,23 +310,23 @@ def _errors_of(
     in_parts = precision == "fp32" and any(group.claim.kernel in IN_PARTS for group in plan.groups)
     # conv/last_layer/mma.cu and conv/last_layer/sm90.cu: a NaN reaches all places of a cell whose window has it.
     through_nan = np.any([_rows(np.isnan(truth[value])) for value in above], axis=0)
-    in_cells = any(group.claim.kernel in ("conv_last", "conv_last_wgmma") for group in plan.groups)
-    judged = ~(_pattern_differs(naive, exact) | (through_infinity & (may_differ | has_convolutions | in_parts)))
-    judged &= ~(through_nan & in_cells)
-    got, exact, naive = (y[judged] for y in (got, exact, naive))
-    yardstick = scaled_error(naive, exact)
+    in_cells = any(group.claim.kernel in ("conv_last_layer", "conv_last_layer_sm90") for group in plan.groups)
+    verified = ~(_pattern_differs(naive, exact) | (through_infinity & (may_differ | has_convolutions | in_parts)))
+    verified &= ~(through_nan & in_cells)
+    got, exact, naive = (y[verified] for y in (got, exact, naive))
+    baseline = scaled_error(naive, exact)
     is_few = len(np.unique(exact.reshape(len(exact), -1), axis=0)) < FEW_ROWS
     if is_few:
         # Rows that are all alike are one draw of an error; runs with weights a rounding apart are some more.
         # And even those say little of another order of sums: twice as much is allowed.
-        nudged = (reference.forward_all(_nudged(net, i), x, naive_dtype)[name][judged] for i in range(FEW_ROWS))
-        yardstick = 2 * max(yardstick, *(scaled_error(y, exact) for y in nudged))
+        nudged = (reference.forward_all(_nudged(net, i), x, naive_dtype)[name][verified] for i in range(FEW_ROWS))
+        baseline = 2 * max(baseline, *(scaled_error(y, exact) for y in nudged))
     if precision == "tf32":  # no NumPy computes so: a float32 run of what tf32 keeps of weights and rows
         for draw in range(FEW_ROWS if is_few else 1):
             kept = net.replace(weights={role: _tf32(w, draw) for role, w in net.weights.items()})
-            rounded = reference.forward_all(kept, tuple(map(_tf32, x)), naive_dtype)[name][judged]
-            yardstick = max(yardstick, (2 if is_few else 1) * scaled_error(rounded, exact))
-    row = CheckRow("", precision, (), scaled_error(got, exact), yardstick, naive_dtype, None, "")
+            rounded = reference.forward_all(kept, tuple(map(_tf32, x)), naive_dtype)[name][verified]
+            baseline = max(baseline, (2 if is_few else 1) * scaled_error(rounded, exact))
+    row = CheckRow("", precision, (), scaled_error(got, exact), baseline, naive_dtype, None, "")
     one_step = 1 / max(1.0, float(exact.max(initial=0))) if has_steps else 0.0
     if row.error <= row.allowed + one_step:
         return []
@@ -393,7 +393,7 @@ def main() -> None:
     args = parser.parse_args()
     net = random_network(args.seed)
     print(net)
-    wrong = judge(net, args.seed, args.device, args.precision)
+    wrong = verify(net, args.seed, args.device, args.precision)
     print(wrong or "right")
     raise SystemExit(bool(wrong))
 

@@ -35,7 +35,7 @@ from onchip.train.options import TrainOptions
 from onchip.train.training_run import FitResult
 from training_cases import WAYS, reference_curve
 
-MOST_STEPS, MOST_ROWS = 12, 400  # of a run: a few steps amplify little of what rounding does
+MAX_STEPS, MAX_ROWS = 12, 400  # of a run: a few steps amplify little of what rounding does
 # Of what naive runs are off. Adam divides a gradient by its size: where it cancels, rounding says how far weights go.
 FACTORS = {"sgd": 3, "adam": 16, "adamw": 16}
 NAIVE_RUNS, NUDGED_RUNS = 4, 16  # of a yardstick, each with the rows of its batches in another order
@@ -82,7 +82,7 @@ def random_training(seed: int, precision: str = "fp32") -> Training:
     of_bytes, of_few = way not in ("as planned", "launches", "resident"), way in ("resident", "by layers")
     batch = pick(BATCHES[: BATCHES.index(64) + 1] if of_few else BATCHES)
     epochs = pick((1, 2, 3))
-    n = min(batch * pick((1, 1, 2, 3)) + pick((-1, 0, 0, 1, 5)), MOST_ROWS, batch * (MOST_STEPS // epochs))
+    n = min(batch * pick((1, 1, 2, 3)) + pick((-1, 0, 0, 1, 5)), MAX_ROWS, batch * (MAX_STEPS // epochs))
     n = max(n, pick((1, 2, 4)))
     loss = pick(("cross_entropy", "cross_entropy", "half_sse", "mse"))
     widths = [pick(WIDTHS) for _ in range(pick((2, 3, 3, 4, 4, 4, 5, 6)))]

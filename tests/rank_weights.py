@@ -24,7 +24,7 @@ def digest(made):
 
 if __name__ == "__main__":
     ranks.same_machine = lambda comm, mpi: comm.Split(comm.rank // 2)
-    cpu_weights.LARGE_US, cpu_weights.pays_to_exchange = 0.0, lambda *price: True
+    cpu_weights.LARGE_US, cpu_weights.pays_to_exchange = 0.0, lambda *cost: True
     found = ranks.find_ranks()
     made = cpu_weights.make_weights(text_plan(), 1, found)
     error = None

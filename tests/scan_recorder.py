@@ -36,7 +36,7 @@ class Recorder(FakeDriver):
     def __init__(self):
         super().__init__(lambda kernel: len(PARAMETERS[name_of(kernel)]))
         self.log = []
-        self.asked_bytes = []
+        self.requested_bytes = []
         self.elsewhere = set()  # memory of another GPU
         self.compute = lambda given: None  # stands for scan_tiles
         self.run = self._run
@@ -48,7 +48,7 @@ class Recorder(FakeDriver):
 
     def cuMemAllocFromPoolAsync(self, nbytes, pool, stream):  # noqa: N802 - the driver's name
         self.log.append(("allocate", stream))
-        self.asked_bytes.append(nbytes)
+        self.requested_bytes.append(nbytes)
         return super().cuMemAllocFromPoolAsync(nbytes, pool, stream)
 
     def cuMemFreeAsync(self, pointer, stream):  # noqa: N802

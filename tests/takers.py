@@ -2,7 +2,7 @@
 
 from onchip.network.recipe import Recipe, recipe_op
 from onchip.plan.device import Device, Peak
-from onchip.plan.kernel import Claim, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Refusal
 
 CPU = Device(
     name="two cores", kind="cpu", arch="x86_64", units=2, flops={"fp32": 270e9}, bandwidth=20e9, launch_us=3.0,
@@ -17,13 +17,13 @@ class Take:
     device_kind, precisions = "cpu", ("fp32",)
 
     def __init__(self, name: str, *lengths: int, flop: int = 100) -> None:
-        self.name, self.lengths, self.price = name, lengths, Price(flop, 8)
+        self.name, self.lengths, self.cost = name, lengths, Cost(flop, 8)
 
     def claims(self, net, start, device, job):
         for length in self.lengths:
             names = tuple(node.name for node in net.nodes[start : start + length])
             if len(names) == length:
-                yield Claim(self.name, f"{self.name}<{length}>", names, self.price, "the test says so")
+                yield Claim(self.name, f"{self.name}<{length}>", names, self.cost, "the test says so")
             else:
                 yield Refusal(self.name, net.nodes[start].name, f"needs {length} layers")
 

@@ -19,7 +19,7 @@ SOMEBODY = 12345
 
 
 @pytest.fixture(autouse=True)
-def asked(tmp_path, monkeypatch):
+def requested(tmp_path, monkeypatch):
     """The folder asked for, which is not there yet; the user's default one is below tmp_path, too."""
     monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path / "a" / "b" / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
@@ -35,81 +35,81 @@ def mode(path) -> int:
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
-def test_what_is_made_is_private_whatever_the_umask(asked, umask, capsys):
+def test_what_is_made_is_private_whatever_the_umask(requested, umask, capsys):
     before = os.umask(umask)
     try:
         folder = private_folder("numba")
         write_entry(folder, "key", b"content")
     finally:
         os.umask(before)
-    assert folder == asked / "numba"
-    assert [mode(path) for path in (folder, asked, asked.parent, asked.parent.parent)] == [0o700] * 4
+    assert folder == requested / "numba"
+    assert [mode(path) for path in (folder, requested, requested.parent, requested.parent.parent)] == [0o700] * 4
     assert mode(folder / "key") == 0o600
     assert capsys.readouterr().err == ""
 
 
-def test_a_folder_that_was_open_is_closed(asked):
-    (asked / "numba").mkdir(parents=True)
-    (asked / "numba").chmod(0o777)
-    assert private_folder("numba") == asked / "numba"
-    assert mode(asked / "numba") == 0o700
+def test_a_folder_that_was_open_is_closed(requested):
+    (requested / "numba").mkdir(parents=True)
+    (requested / "numba").chmod(0o777)
+    assert private_folder("numba") == requested / "numba"
+    assert mode(requested / "numba") == 0o700
 
 
 @AS_ROOT
-def test_a_folder_of_roots_is_not_the_users(asked, monkeypatch, capsys):
+def test_a_folder_of_roots_is_not_the_users(requested, monkeypatch, capsys):
     """Whoever owns / may own the folders above; what is in the cache itself must be the user's own."""
-    asked.mkdir(parents=True)
+    requested.mkdir(parents=True)
     monkeypatch.setattr(os, "getuid", lambda: SOMEBODY)
     assert safe_cache_dir() is None
-    assert f"{asked} belongs to somebody else" in capsys.readouterr().err
+    assert f"{requested} belongs to somebody else" in capsys.readouterr().err
 
 
-def open_to_all(asked):
-    asked.chmod(0o777)
+def open_to_all(requested):
+    requested.chmod(0o777)
 
 
-def open_to_all_and_sticky(asked):
-    asked.chmod(0o1777)
+def open_to_all_and_sticky(requested):
+    requested.chmod(0o1777)
 
 
-def parent_open_to_all(asked):
-    asked.parent.parent.chmod(0o777)
+def parent_open_to_all(requested):
+    requested.parent.parent.chmod(0o777)
 
 
-def shared_by_a_group(asked):
-    os.chown(asked, -1, SOMEBODY)
-    asked.chmod(0o2770)
+def shared_by_a_group(requested):
+    os.chown(requested, -1, SOMEBODY)
+    requested.chmod(0o2770)
 
 
-def parent_shared_by_a_group(asked):
-    os.chown(asked.parent, -1, SOMEBODY)
-    asked.parent.chmod(0o770)
+def parent_shared_by_a_group(requested):
+    os.chown(requested.parent, -1, SOMEBODY)
+    requested.parent.chmod(0o770)
 
 
-def of_somebody_else(asked):
-    os.chown(asked, SOMEBODY, -1)
+def of_somebody_else(requested):
+    os.chown(requested, SOMEBODY, -1)
 
 
-def parent_of_somebody_else(asked):
-    os.chown(asked.parent, SOMEBODY, -1)
+def parent_of_somebody_else(requested):
+    os.chown(requested.parent, SOMEBODY, -1)
 
 
-def link_to_an_open_folder(asked):
-    asked.rename(asked.with_name("real"))
-    asked.with_name("real").chmod(0o777)
-    asked.symlink_to("real")
+def link_to_an_open_folder(requested):
+    requested.rename(requested.with_name("real"))
+    requested.with_name("real").chmod(0o777)
+    requested.symlink_to("real")
 
 
-def link_of_somebody_else(asked):
-    asked.rename(asked.with_name("real"))
-    asked.symlink_to("real")
-    os.chown(asked, SOMEBODY, -1, follow_symlinks=False)
+def link_of_somebody_else(requested):
+    requested.rename(requested.with_name("real"))
+    requested.symlink_to("real")
+    os.chown(requested, SOMEBODY, -1, follow_symlinks=False)
 
 
-def link_to_a_link_of_somebody_else(asked):
-    link_of_somebody_else(asked)
-    asked.rename(asked.with_name("theirs"))
-    asked.symlink_to(asked.with_name("theirs"))
+def link_to_a_link_of_somebody_else(requested):
+    link_of_somebody_else(requested)
+    requested.rename(requested.with_name("theirs"))
+    requested.symlink_to(requested.with_name("theirs"))
 
 
 @pytest.mark.parametrize("make_unsafe", [
@@ -119,80 +119,82 @@ def link_to_a_link_of_somebody_else(asked):
         link_of_somebody_else, link_to_a_link_of_somebody_else,
     )),
 ])  # fmt: skip
-def test_where_others_can_write_the_users_own_folder_is_used_and_said_once(asked, tmp_path, capsys, make_unsafe):
-    asked.mkdir(parents=True)
-    make_unsafe(asked)
+def test_where_others_can_write_the_users_own_folder_is_used_and_said_once(requested, tmp_path, capsys, make_unsafe):
+    requested.mkdir(parents=True)
+    make_unsafe(requested)
     default = tmp_path / "home" / "onchip"
     assert [private_folder(name) for name in ("numba", "cubin", "numba")] == [
         default / name for name in ("numba", "cubin", "numba")
     ]
     assert safe_cache_dir() == default
-    assert list(asked.iterdir()) == []
+    assert list(requested.iterdir()) == []
     said = capsys.readouterr().err
-    assert said.startswith(f"cache: {default} is used instead of {asked}: ")
+    assert said.startswith(f"cache: {default} is used instead of {requested}: ")
     assert ("others can write to" in said) != ("belongs to somebody else" in said)
     assert said.count("\n") == 1
 
 
-def test_where_the_users_own_folder_is_no_better_nothing_is_kept(asked, tmp_path, capsys):
-    asked.mkdir(parents=True)
-    open_to_all(asked)
+def test_where_the_users_own_folder_is_no_better_nothing_is_kept(requested, tmp_path, capsys):
+    requested.mkdir(parents=True)
+    open_to_all(requested)
     (tmp_path / "home").mkdir()
     (tmp_path / "home").chmod(0o777)
     assert private_folder("numba") is None
     assert private_folder("cubin") is None
     said = capsys.readouterr().err
-    assert said.startswith(f"cache: nothing is kept for next time in {asked}: others can write to {asked}; ")
+    assert said.startswith(f"cache: nothing is kept for next time in {requested}: others can write to {requested}; ")
     assert said.count("\n") == 1
 
 
-def test_a_sticky_parent_and_links_of_ones_own_are_safe(asked, tmp_path, capsys):
-    asked.mkdir(parents=True, mode=0o755)
-    asked.parent.chmod(0o1777)
-    asked.rename(tmp_path / "elsewhere")
-    asked.symlink_to("../../elsewhere")
-    assert private_folder("numba") == asked / "numba"
+def test_a_sticky_parent_and_links_of_ones_own_are_safe(requested, tmp_path, capsys):
+    requested.mkdir(parents=True, mode=0o755)
+    requested.parent.chmod(0o1777)
+    requested.rename(tmp_path / "elsewhere")
+    requested.symlink_to("../../elsewhere")
+    assert private_folder("numba") == requested / "numba"
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("members", [[], ["me"], ["me", "bob"]])
 @pytest.mark.parametrize("name", ["me", "users"])
-def test_the_users_private_group_may_write(asked, monkeypatch, members, name):
-    asked.mkdir(parents=True)
-    asked.chmod(0o775)
+def test_the_users_private_group_may_write(requested, monkeypatch, members, name):
+    requested.mkdir(parents=True)
+    requested.chmod(0o775)
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="me"))
     monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_name=name, gr_mem=members))
-    assert (safe_cache_dir() == asked) == (name == "me" and "bob" not in members)
+    assert (safe_cache_dir() == requested) == (name == "me" and "bob" not in members)
 
 
 @pytest.mark.parametrize("trick", ["link", pytest.param("of somebody else", marks=AS_ROOT)])
-def test_a_folder_in_the_cache_that_is_not_the_users_is_not_used(asked, tmp_path, capsys, trick):
-    asked.mkdir(parents=True)
+def test_a_folder_in_the_cache_that_is_not_the_users_is_not_used(requested, tmp_path, capsys, trick):
+    requested.mkdir(parents=True)
     if trick == "link":
         (tmp_path / "real").mkdir()
-        (asked / "numba").symlink_to(tmp_path / "real")
+        (requested / "numba").symlink_to(tmp_path / "real")
     else:
-        (asked / "numba").mkdir()
-        os.chown(asked / "numba", SOMEBODY, -1)
+        (requested / "numba").mkdir()
+        os.chown(requested / "numba", SOMEBODY, -1)
     assert private_folder("numba") is None
-    assert f"nothing is kept for next time in {asked / 'numba'}: it is a link" in capsys.readouterr().err
+    assert f"nothing is kept for next time in {requested / 'numba'}: it is a link" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_made_is_said_once(asked, tmp_path, capsys):
+def test_a_folder_that_cannot_be_made_is_said_once(requested, tmp_path, capsys):
     (tmp_path / "a").write_text("a file")
     for name in ("numba", "cubin"):
         folder = private_folder(name)
         assert folder is None
         write_entry(folder, "key", b"content")
         assert read_entry(folder, "key") is None
-    reason = f"cache: nothing is kept for next time in {asked}: Not a directory; set ONCHIP_CACHE to another folder\n"
+    reason = (
+        f"cache: nothing is kept for next time in {requested}: Not a directory; set ONCHIP_CACHE to another folder\n"
+    )
     assert capsys.readouterr().err == reason
 
 
 # -- entries -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_is_read(asked):
+def test_what_is_written_is_read(requested):
     folder = private_folder("numba")
     assert read_entry(folder, "key") is None
     for content in (b"", b"first", b"second" * 1000):
@@ -251,7 +253,7 @@ def test_an_entry_that_others_may_have_written_is_refused(tmp_path, trick):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
-def test_a_disk_that_takes_no_more_is_said_once(asked, capsys, monkeypatch, code):
+def test_a_disk_that_takes_no_more_is_said_once(requested, capsys, monkeypatch, code):
     def refuse(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
 
@@ -264,5 +266,6 @@ def test_a_disk_that_takes_no_more_is_said_once(asked, capsys, monkeypatch, code
             assert read_entry(folder, key) is None
     assert read_entry(folders[0], "kept") == b"before"
     assert [path.name for folder in folders for path in folder.iterdir()] == ["kept"]
-    said = f"cache: nothing is kept for next time in {asked}: {os.strerror(code)}; set ONCHIP_CACHE to another folder\n"
+    said = f"cache: nothing is kept for next time in {requested}: {os.strerror(code)}"
+    said += "; set ONCHIP_CACHE to another folder\n"
     assert capsys.readouterr().err == said

@@ -21,8 +21,8 @@ PAGES = [
 
 @pytest.mark.parametrize(("page", "more"), [("README.md", ["--front"]), ("docs/results.md", [])])
 def test_the_results_table_is_made_from_the_committed_files(page, more, capsys):
-    asked = [str(ROOT / page), str(ROOT / "benchmarks" / "results"), "--check", *more]
-    assert make_table(asked) == 0, capsys.readouterr()
+    requested = [str(ROOT / page), str(ROOT / "benchmarks" / "results"), "--check", *more]
+    assert make_table(requested) == 0, capsys.readouterr()
 
 
 def test_the_chart_is_drawn_from_the_committed_files(capsys, tmp_path):

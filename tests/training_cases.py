@@ -13,7 +13,7 @@ from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.program import Program, Steps
 from onchip.kernels.cuda.train.large_batch import launches as mlp_train
-from onchip.kernels.cuda.train.large_batch import three_launch as mlp_train_three
+from onchip.kernels.cuda.train.large_batch import three_launch as mlp_train_three_launch
 from onchip.train.loop import fit
 from onchip.train.many import fit_runs
 from onchip.train.options import TrainOptions
@@ -181,41 +181,41 @@ def case_of_pixels(name):
 def train_only_by(monkeypatch, name):
     """The training kernel of this name, whatever the planner would prefer."""
     (kept,) = (kernel for kernel in KERNELS if kernel.name == name)
-    training = ("mlp_train", "mlp_train_three", "mlp_resident", "mlp_by_layers")
+    training = ("mlp_train", "mlp_train_three_launch", "mlp_train_resident", "mlp_train_layer_parallel")
     others = (kernel for kernel in cuda.KERNELS if kernel.name not in training)
     monkeypatch.setattr(cuda, "KERNELS", (kept, *others))
 
 
 def take_bytes(monkeypatch):
     """Rows that are bytes as such, however few a batch has."""
-    monkeypatch.setattr(mlp_train, "LEAST_BATCH", 1)
+    monkeypatch.setattr(mlp_train, "MIN_BATCH", 1)
 
 
 def take_rows(monkeypatch):
     """Narrow layers in one launch, however few rows a batch has."""
     take_bytes(monkeypatch)
-    monkeypatch.setattr(mlp_train, "LEAST_ROWS", 0)
+    monkeypatch.setattr(mlp_train, "MIN_ROWS", 0)
 
 
 def stream_everything(monkeypatch):
     """However few rows a batch has, and however narrow the layers are."""
     take_bytes(monkeypatch)
-    monkeypatch.setattr(mlp_train, "LEAST_ROWS", 1 << 30)
+    monkeypatch.setattr(mlp_train, "MIN_ROWS", 1 << 30)
     monkeypatch.setattr(mlp_train, "_APART_CLOCKS", 1e12)
     train_only_by(monkeypatch, "mlp_train")
 
 
 def take_any_batch(monkeypatch):
     """In three launches: small batches are soon emulated."""
-    monkeypatch.setattr(mlp_train_three, "LEAST_BATCH", 1)
-    monkeypatch.setattr(mlp_train_three, "MOST_BATCH", 1 << 20)
-    train_only_by(monkeypatch, "mlp_train_three")
+    monkeypatch.setattr(mlp_train_three_launch, "MIN_BATCH", 1)
+    monkeypatch.setattr(mlp_train_three_launch, "MAX_BATCH", 1 << 20)
+    train_only_by(monkeypatch, "mlp_train_three_launch")
 
 
 def all_ways_apart(monkeypatch):
     """A launch for each product, of bytes too."""
     take_bytes(monkeypatch)
-    monkeypatch.setattr(mlp_train, "LEAST_ROWS", 1 << 30)
+    monkeypatch.setattr(mlp_train, "MIN_ROWS", 1 << 30)
     monkeypatch.setattr(mlp_train, "_APART_CLOCKS", -1e12)
     train_only_by(monkeypatch, "mlp_train")
 
@@ -232,8 +232,8 @@ WAYS = {
     "rows": lambda monkeypatch: (take_rows(monkeypatch), train_only_by(monkeypatch, "mlp_train")),
     "stream": stream_everything,
     "three": take_any_batch,
-    "resident": only_by("mlp_resident"),
-    "by layers": only_by("mlp_by_layers"),
+    "resident": only_by("mlp_train_resident"),
+    "by layers": only_by("mlp_train_layer_parallel"),
 }
 
 

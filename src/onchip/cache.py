@@ -35,17 +35,17 @@ def safe_cache_dir() -> Path | None:
 
     None if neither is usable. Prints a message if it is not the requested one.
     """
-    asked = cache_dir()
+    requested = cache_dir()
     try:
-        return _make_safe(asked)
+        return _make_safe(requested)
     except _UnsafeError as reason:
         with contextlib.suppress(_UnsafeError, OSError):
             default = _make_safe(_default_dir().absolute())
-            say_once(f"cache: {default} is used instead of {asked}: {reason}")
+            print_once(f"cache: {default} is used instead of {requested}: {reason}")
             return default
-        _say_not_kept(asked, str(reason))
+        _print_not_kept(requested, str(reason))
     except OSError as error:
-        _say_not_kept(asked, error.strerror or str(error))
+        _print_not_kept(requested, error.strerror or str(error))
     return None
 
 
@@ -60,12 +60,12 @@ def private_folder(name: str) -> Path | None:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
         if not (stat.S_ISDIR(found.st_mode) and _is_mine(found)):
-            _say_not_kept(folder, "it is a link, or belongs to somebody else")
+            _print_not_kept(folder, "it is a link, or belongs to somebody else")
             return None
         if stat.S_IMODE(found.st_mode) != 0o700:
             folder.chmod(0o700)
     except OSError as error:
-        _say_not_kept(root, error.strerror or str(error))
+        _print_not_kept(root, error.strerror or str(error))
         return None
     return folder
 
@@ -79,7 +79,7 @@ def write_entry(folder: Path | None, key: str, content: bytes) -> None:
             file.write(_digest(key, content) + content)
         (folder / key).chmod(0o600)
     except (OutputError, OSError) as error:
-        _say_not_kept(folder.parent, error.got if isinstance(error, OutputError) else error.strerror or str(error))
+        _print_not_kept(folder.parent, error.got if isinstance(error, OutputError) else error.strerror or str(error))
 
 
 def read_entry(folder: Path | None, key: str) -> bytes | None:
@@ -192,9 +192,9 @@ def _is_group_of_one(gid: int) -> bool:
 _said: set[str] = set()
 
 
-def say_compiling() -> None:
+def print_compiling() -> None:
     """Print once per process, before the first kernel that is not cached."""
-    say_unless_quiet("onchip: compiling kernels for this machine, once (ONCHIP_QUIET=1: not said)", once="compiling")
+    print_unless_quiet("onchip: compiling kernels for this machine, once (ONCHIP_QUIET=1: not said)", once="compiling")
 
 
 def is_quiet() -> bool:
@@ -202,20 +202,20 @@ def is_quiet() -> bool:
     return os.environ.get("ONCHIP_QUIET", "") not in ("", "0")
 
 
-def say_unless_quiet(text: str, once: str = "") -> None:
+def print_unless_quiet(text: str, once: str = "") -> None:
     """Print on stderr once per process; nothing if $ONCHIP_QUIET is set.
 
     once  identifies the message, where its text varies
     """
     if not is_quiet():
-        say_once(text, once)
+        print_once(text, once)
 
 
-def _say_not_kept(folder: Path, reason: str) -> None:
-    say_once(f"cache: nothing is kept for next time in {folder}: {reason}; set ONCHIP_CACHE to another folder")
+def _print_not_kept(folder: Path, reason: str) -> None:
+    print_once(f"cache: nothing is kept for next time in {folder}: {reason}; set ONCHIP_CACHE to another folder")
 
 
-def say_once(text: str, once: str = "") -> None:
+def print_once(text: str, once: str = "") -> None:
     if (once or text) not in _said and sys.stderr is not None:
         _said.add(once or text)
         with contextlib.suppress(OSError):  # the log may be on the full disk

@@ -120,11 +120,11 @@ def lesson(n=150, batch_size=32, loss="cross_entropy", **options):
 def test_a_training_that_is_off_is_caught():
     job = lesson()
     result = training._fit(job)
-    assert job.judge(result.losses, result.network).is_right
+    assert job.verify(result.losses, result.network).is_right
     other = training._fit(dataclasses.replace(job, y=np.roll(job.y, 1)))
-    assert not job.judge(other.losses, other.network).is_right
-    assert not job.judge(result.losses, job.net(0)).is_right
-    assert not job.judge(result.losses[:-1], result.network).is_right
+    assert not job.verify(other.losses, other.network).is_right
+    assert not job.verify(result.losses, job.net(0)).is_right
+    assert not job.verify(result.losses[:-1], result.network).is_right
 
 
 def test_what_is_judged_are_some_steps_of_the_same_job(monkeypatch):
@@ -171,7 +171,7 @@ def test_torch_trains_the_same_network(options, monkeypatch):
     wrong = dataclasses.replace(job, options=dataclasses.replace(job.options, lr=2 * job.options.lr))
     run = forms["torch by hand"]["whole batches"](wrong, 0)
     losses = [run.step(x, y).item() for x, y in run.batches()]
-    assert not job.judge(losses, run.network(), torch_training.SLACK).is_right
+    assert not job.verify(losses, run.network(), torch_training.SLACK).is_right
 
 
 def test_torch_by_hand_says_what_it_cannot():

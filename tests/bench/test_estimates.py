@@ -25,7 +25,7 @@ from onchip.workloads import sentiment as sentiment_workload
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 FACTOR = 1.5
-LEAST_US = 10.0  # of work: below, a launch is most of it
+MIN_US = 10.0  # of work: below, a launch is most of it
 
 
 @functools.cache
@@ -61,7 +61,7 @@ def planned(job):
     return make_plan(with_io(job.net, IO[job.io]), H200, kernels_for(H200), Job(job.precision, job.B))
 
 
-WORTH_IT = [(name, job) for name, job in GPU_JOBS if planned(job).estimate_us - H200.launch_us > LEAST_US]
+WORTH_IT = [(name, job) for name, job in GPU_JOBS if planned(job).estimate_us - H200.launch_us > MIN_US]
 
 
 def test_there_is_something_to_compare():
@@ -95,7 +95,7 @@ def check(name, case, net, job, engine=ONCHIP, B=None, precision="fp32"):
     device, us = machine(name), measured_us(CPU, name, case, engine, precision)
     plan = make_plan(net, device, kernels_for(device), job)
     assert plan.floor_at(B or job.batch) < us
-    assert plan.estimate_at(B or job.batch) > LEAST_US
+    assert plan.estimate_at(B or job.batch) > MIN_US
     assert_near(plan.estimate_at(B or job.batch), us)
 
 

@@ -17,7 +17,7 @@ from numpy_stage import NumpyStage
 from onchip.bench import command
 from onchip.bench.cases import decode, gpu_inference, mlp
 from onchip.bench.cases.gpu_inference import GpuJob, floor_ms, gpu_cases
-from onchip.bench.cases.inference import YARDSTICK
+from onchip.bench.cases.inference import BASELINE_ROWS
 from onchip.bench.frame import Reporter, UnavailableError, run_cases
 from onchip.bench.gpu_clock import CALLS, Forward, GpuClock, check, fastest
 from onchip.bench.options import Options
@@ -48,10 +48,10 @@ class Stage(NumpyStage):
 @pytest.fixture
 def fake_gpu(monkeypatch):
     """A GPU that runs the reference: `engine` makes y of x, and tests may exchange it."""
-    fake = types.SimpleNamespace(asked=[], engine=lambda net, x, y: y.__setitem__(..., reference.forward(net, x)))
+    fake = types.SimpleNamespace(requested=[], engine=lambda net, x, y: y.__setitem__(..., reference.forward(net, x)))
 
     def compile(net, device, precision, batch_hint, io):
-        fake.asked.append((device, precision, batch_hint, io))
+        fake.requested.append((device, precision, batch_hint, io))
         return lambda x, out: fake.engine(net, x if x.dtype.kind == "i" else x.astype(np.float32), out)
 
     monkeypatch.setattr(gpu_inference, "make_stage", Stage)
@@ -120,20 +120,20 @@ def test_ours_is_judged_and_timed(fake_gpu, io):
     assert row.checked, row.error
     assert (row.precision, row.threads, row.median_ms) == ("fp16", None, 1.0)
     assert row.setting == "graph of 20 calls, random data, the same in every call: what fits stays in L2"
-    assert fake_gpu.asked == [("cuda:0", "fp16", 33, io)]
+    assert fake_gpu.requested == [("cuda:0", "fp16", 33, io)]
 
 
 def test_a_row_that_nobody_writes_is_wrong(fake_gpu):
     def lazy(net, x, y):
         y[:-1] = reference.forward(net, x[:-1])
 
-    task = job(500, judged=5)
-    judged = gpu_inference.give(task, 0).judged
-    assert (judged[0], judged[-1], len(judged)) == (0, 499, 5)
+    task = job(500, verified=5)
+    verified = gpu_inference.give(task, 0).verified
+    assert (verified[0], verified[-1], len(verified)) == (0, 499, 5)
 
     def skips(net, x, y):
         y[...] = reference.forward(net, x)
-        y[next(i for i in range(500) if i not in judged)] = np.nan
+        y[next(i for i in range(500) if i not in verified)] = np.nan
 
     for engine in (lazy, skips, lambda net, x, y: y.fill(0)):
         fake_gpu.engine = engine
@@ -148,9 +148,9 @@ def test_what_is_allowed_is_of_the_precision(fake_gpu, precision, io):
     given = gpu_inference.give(job(precision=precision, io=io), 0)
     assert ulp / 20 < given.truth.allowed < 20 * ulp
     truth = given.truth.y.astype(np.float32)
-    assert given.judge(truth + np.float32(given.truth.allowed / 4)).is_right
-    assert not given.judge(truth + np.float32(20 * given.truth.allowed)).is_right
-    assert not given.judge(truth[:-1]).is_right
+    assert given.verify(truth + np.float32(given.truth.allowed / 4)).is_right
+    assert not given.verify(truth + np.float32(20 * given.truth.allowed)).is_right
+    assert not given.verify(truth[:-1]).is_right
 
 
 def test_the_fastest_way_is_kept():
@@ -240,10 +240,10 @@ def test_ids_are_given_as_they_are(fake_gpu):
         y[...] = reference.forward(net, x)
 
     fake_gpu.engine = engine
-    task = GpuJob("ids", net, 33, lambda count: np.resize(ids, (count, 5)), judged=20)
+    task = GpuJob("ids", net, 33, lambda count: np.resize(ids, (count, 5)), verified=20)
     (row,) = run_cases(gpu_cases("imported", [task], Options(device="cuda")), QUICK).rows
     assert row.checked, row.error
-    assert len(gpu_inference.give(task, 0).judged) <= 20
+    assert len(gpu_inference.give(task, 0).verified) <= 20
     assert np.array_equal(given[0], ids)
     assert gpu_inference.give(task, 0).x[0].dtype == np.int32
 
@@ -342,7 +342,7 @@ def test_jax_runs_the_same_network(precision, io, monkeypatch):
     for net, x in networks:
         given = torch.from_numpy(x)
         task = GpuTask(net, precision, io, given.to(getattr(torch, io)) if given.is_floating_point() else given)
-        (forward,) = gpu_peers.make_network_peers(least_rows=1)["jax"](task, None).values()
+        (forward,) = gpu_peers.make_network_peers(min_rows=1)["jax"](task, None).values()
         y = forward.call()
         forward.wait(y)
         assert y.dtype == io
@@ -363,7 +363,7 @@ def test_torch_compiles_images_as_they_are_faster(monkeypatch):
     ):
         calls = {name: lambda x, ms=ms[name]: ms for name in ms}  # a call that makes the time it takes
         monkeypatch.setattr(gpu_peers, "torch_calls", lambda task, stage, calls=calls: calls)
-        ((name, forward),) = gpu_peers.make_network_peers(least_rows=1)["torch.compile"](task, stage).items()
+        ((name, forward),) = gpu_peers.make_network_peers(min_rows=1)["torch.compile"](task, stage).items()
         assert (name, forward.call()) == best
 
 
@@ -474,7 +474,7 @@ def test_ceilings_are_plausible():
 
 def test_few_rows_are_judged_by_the_yardstick_of_many():
     net = mlp.network(48, 128, 3)
-    many = mlp.inputs(YARDSTICK, 48)
+    many = mlp.inputs(BASELINE_ROWS, 48)
     steady = mlp.steady_truth(net, many)
     few = mlp.steady_truth(net, many[:1])
     assert few.allowed == steady.allowed == Truth(net, many).allowed
@@ -498,7 +498,7 @@ def test_imported_networks_on_a_gpu(name):
                 return rng.integers(0, 60, (count, *row_shape))
             return rng.standard_normal((count, *row_shape), dtype=np.float32)
 
-        jobs = [GpuJob(kind, net, 70, inputs, precision, precision, judged=64) for precision in ("fp32", "fp16")]
+        jobs = [GpuJob(kind, net, 70, inputs, precision, precision, verified=64) for precision in ("fp32", "fp16")]
         cases = gpu_cases("imported", jobs, Options(device="cuda", peers=True), gpu_peers.make_network_peers(1))
         outcome = run_cases([case for case in cases if case.engine == name], QUICK)
         assert not outcome.skipped

@@ -35,7 +35,7 @@ FACES = {"latent": 7, "channels": (6, 5, 3), "start": 3}
 @pytest.fixture
 def torch_gpu(monkeypatch):
     """A GPU that is torch's CPU, nothing compiled, and ours runs the reference; what ours was asked for."""
-    torch, asked = pytest.importorskip("torch"), []
+    torch, requested = pytest.importorskip("torch"), []
 
     class Engine:
         plan = types.SimpleNamespace(fold="folded: so it is", device=H200)
@@ -52,14 +52,14 @@ def torch_gpu(monkeypatch):
             return y
 
     def compile(net, device, precision, batch_hint, io="", **options):
-        asked.append((precision, batch_hint, io, options))
+        requested.append((precision, batch_hint, io, options))
         return Engine(net)
 
     class NoStream:
         def __getattr__(self, name):
             return lambda *_: None
 
-    monkeypatch.setattr(gpu_host, "piece_rows", lambda plan: 300)
+    monkeypatch.setattr(gpu_host, "chunk_rows", lambda plan: 300)
     monkeypatch.setattr(sentiment_tables, "builder", lambda plan, index: lambda: None)
     for module in (gpu_inference, gpu_host, sentiment_tables):
         monkeypatch.setattr(module, "compile", compile)
@@ -71,7 +71,7 @@ def torch_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", NoStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: torch.no_grad())
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-    return asked
+    return requested
 
 
 def without_jax(cases):
@@ -188,7 +188,7 @@ def test_torch_reads_sentences_in_every_form(form):
     weights = sentiment_peers.Weights.on_gpu(net, "fp32", stage)
     taps = [W.permute(2, 1, 0).reshape(-1, len(W)) for W, _ in weights.convs] if form == "windows" else weights.taps()
     y = getattr(sentiment_peers, form)(torch, weights, taps, torch.from_numpy(ids))
-    verdict = exact_truth(net, ids).judge(y.numpy())
+    verdict = exact_truth(net, ids).verify(y.numpy())
     assert verdict.error < 2 * verdict.allowed
 
 

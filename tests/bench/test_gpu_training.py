@@ -101,11 +101,11 @@ def test_another_curve_is_wrong(job):
     truth = job.truth()
     losses = truth.run[: len(truth._losses)]
     for made in epoch_jobs("an epoch", job.lesson):
-        assert made.judge(losses).is_right
-        assert made.judge([*losses, 5.0, 4.0]).is_right  # later steps are not judged
-        assert not made.judge(1.05 * losses).is_right
-        assert not made.judge(losses[:-1]).is_right
-        assert made.judge(losses).allowed == truth.losses_allowed + gpu_training.ROUNDING[made.precision]
+        assert made.verify(losses).is_right
+        assert made.verify([*losses, 5.0, 4.0]).is_right  # later steps are not judged
+        assert not made.verify(1.05 * losses).is_right
+        assert not made.verify(losses[:-1]).is_right
+        assert made.verify(losses).allowed == truth.losses_allowed + gpu_training.ROUNDING[made.precision]
 
 
 def test_a_training_without_a_kernel_is_skipped(monkeypatch):
@@ -119,7 +119,7 @@ def test_a_training_without_a_kernel_is_skipped(monkeypatch):
 
 
 def test_a_sample_is_as_long_as_it_must_be():
-    assert [gpu_training.epochs_of(seconds) for seconds in (1.0, 0.05, 1e-9)] == [1, 6, gpu_training.MOST_EPOCHS]
+    assert [gpu_training.epochs_of(seconds) for seconds in (1.0, 0.05, 1e-9)] == [1, 6, gpu_training.MAX_EPOCHS]
 
 
 # -- peers -------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_torch_takes_the_same_steps(job, seconds, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     run = gpu_training_peers.torch_graph(Allowance(seconds), job, CpuTorchStage())
     run.run()  # from wherever it is, it can begin anew
-    assert job.judge(run.first_losses(), 3.0).is_right, job.judge(run.first_losses()).error
+    assert job.verify(run.first_losses(), 3.0).is_right, job.verify(run.first_losses()).error
     assert run.epochs == (gpu_training_peers.FULL_BATCHES if job.lesson.options.loss == "half_sse" else 1)
     assert run.setting.startswith("compiled" if seconds else "not compiled")
 
@@ -140,7 +140,7 @@ def test_torch_eager_takes_the_same_steps():
     pytest.importorskip("torch")
     (job,) = epoch_jobs("an epoch", lesson(), ("fp32",))
     run = gpu_training_peers.torch_eager(job, CpuTorchStage())
-    assert job.judge(run.first_losses(), 3.0).is_right
+    assert job.verify(run.first_losses(), 3.0).is_right
     run.run()
 
 
@@ -222,9 +222,9 @@ def test_a_loss_curve_may_be_as_far_off_as_any_of_several_naive_runs(monkeypatch
         return np.array([0.5, 0.25, 0.125]) + next(errors)
 
     monkeypatch.setattr(truth, "_reference_run", run)
-    judge = TrainingTruth(net, x, y, batches, TrainOptions(), naive_runs=3)
-    assert judge.judge_losses(np.array([0.5, 0.251])).is_right
-    assert not judge.judge_losses(np.array([0.5, 0.253])).is_right
+    verify = TrainingTruth(net, x, y, batches, TrainOptions(), naive_runs=3)
+    assert verify.verify_losses(np.array([0.5, 0.251])).is_right
+    assert not verify.verify_losses(np.array([0.5, 0.253])).is_right
     assert [sorted(map(tuple, map(sorted, orders))) for orders in seen] == [[(0, 1, 2), (3, 4, 5)]] * 4
     assert seen[0] is seen[1] is batches
     assert any(not np.array_equal(a, b) for orders in seen[2:] for a, b in zip(orders, batches, strict=True))

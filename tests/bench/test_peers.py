@@ -56,7 +56,7 @@ def test_peers_run_the_same_network(name, output):
     net, x = random_mlp(9, 12, 5, output=output), rows(33, 9)
     before = x.copy()
     run, setting = peers.fastest({"": build(name, net)}, (x,), np.empty((33, 5), np.float32))
-    assert Truth(net, x).judge(run()).is_right
+    assert Truth(net, x).verify(run()).is_right
     assert setting == "one call"
     assert np.array_equal(x, before)
 
@@ -68,7 +68,7 @@ def test_peers_in_pieces(name, monkeypatch):
     net, x = random_mlp(9, 12, 5), rows(33, 9)
     run, setting = peers.fastest({"": build(name, net)}, (x,), np.empty((33, 5), np.float32), pieces=(8,))
     assert setting == "7 rows a call"
-    assert Truth(net, x).judge(run()).is_right
+    assert Truth(net, x).verify(run()).is_right
 
 
 def test_the_fastest_variant_is_kept(monkeypatch):
@@ -94,7 +94,7 @@ def test_peers_run_convolutions_and_tokens(name):
     ids = np.random.default_rng(1).integers(0, 11, (3, 6), dtype=np.int32)
     text = sentiment.network(vocabulary=11, embedding=6, channels=5, kernels=(2, 3), length=6, hidden=(7,))
     for net, x in ((faces.network(latent=7, channels=(6, 5, 3), start=3), rows(3, 7)), (text, ids)):
-        assert Truth(net, x).judge(build(name, net)(x)).error < 1e-5
+        assert Truth(net, x).verify(build(name, net)(x)).error < 1e-5
 
 
 def test_channels_last_runs_the_same_network():
@@ -102,12 +102,12 @@ def test_channels_last_runs_the_same_network():
     net, x = faces.network(latent=7, channels=(6, 5, 3), start=3), rows(3, 7)
     what = peers.subject_of(net)
     before = [p.clone() for p in what.module().parameters()]
-    assert Truth(net, x).judge(peers.torch_channels_last(what, 1)(x)).error < 1e-5
+    assert Truth(net, x).verify(peers.torch_channels_last(what, 1)(x)).error < 1e-5
     strides = [(p.stride(), q.stride()) for p, q in zip(what.module().parameters(), before, strict=True)]
     assert all(now == old for now, old in strides)  # the module itself is left alone
     image = layer_network(LayerCase(Conv2d(), ((2, 4, 5),), {"weight": (3, 2, 3, 3)}))
     x = rows(3, 2, 4, 5)
-    assert Truth(image, x).judge(peers.torch_channels_last(peers.subject_of(image), 1)(x)).error < 1e-5
+    assert Truth(image, x).verify(peers.torch_channels_last(peers.subject_of(image), 1)(x)).error < 1e-5
 
 
 def test_numpy_runs_chains_of_linear_layers_only():

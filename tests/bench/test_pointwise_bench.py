@@ -49,7 +49,7 @@ def test_every_network_is_one_launch_that_moves_every_number_twice():
         for io, size in (("float32", 4), ("float16", 2)):
             made = plan(with_io(net, io), H200, Job("fp32", 2048))
             assert [group.claim.kernel for group in made.groups] == ["pointwise"]
-            assert made.groups[0].claim.price.row_bytes == 2 * size * net.input.row_size
+            assert made.groups[0].claim.cost.row_bytes == 2 * size * net.input.row_size
 
 
 def test_right_and_then_timed(fake_gpu):

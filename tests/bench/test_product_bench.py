@@ -9,7 +9,7 @@ from onchip.bench.cases import gpu_inference, product
 from onchip.bench.frame import run_cases
 from onchip.bench.options import Options
 from onchip.kernels import reference
-from onchip.kernels.cuda.gemm.gemv import MOST_ROWS
+from onchip.kernels.cuda.gemm.gemv import MAX_ROWS
 from onchip.measure.pace import Pace
 from onchip.network.io import with_io
 from onchip.plan.device import H200
@@ -58,5 +58,5 @@ def test_every_layer_is_one_launch_of_the_tensor_cores():
     for B in (product.MANY_ROWS, *product.FEW_ROWS):
         for D_in, D_out in (*product.LAYERS, *product.FEW_LAYERS):
             made = plan(with_io(product.network(D_in, D_out), "float16"), H200, Job("fp16", B))
-            kernels = ("product_wgmma", "product_few") if B <= MOST_ROWS else ("product_wgmma",)
+            kernels = ("gemm_sm90", "gemv") if B <= MAX_ROWS else ("gemm_sm90",)
             assert [group.claim.kernel in kernels for group in made.groups] == [True], (B, D_in, D_out)

@@ -80,7 +80,7 @@ def test_torch_goes_every_way_through_sentiment():
     for name, build in itertools.chain.from_iterable(form.items() for form in forms):
         with peers.explained(name):
             got = build(peers.subject_of(net), 1)(x)
-        assert truth.judge(got).error < 2 * truth.allowed, name
+        assert truth.verify(got).error < 2 * truth.allowed, name
 
 
 def test_tables_in_fp16_have_their_own_yardstick():
@@ -91,10 +91,10 @@ def test_tables_in_fp16_have_their_own_yardstick():
     np.testing.assert_allclose(exact.y, Truth(net, x).y, rtol=0, atol=1e-12)  # few tokens, the same result
     assert exact.allowed == sentiment_rows.exact_truth(net, x).allowed < half.allowed
     got = {tables: compile(net, "cpu", batch_hint=1 << 20, tables=tables)(x) for tables in ("fp32", "fp16", "bf16")}
-    assert exact.judge(got["fp32"]).is_right
-    assert half.judge(got["fp16"]).is_right
-    assert not exact.judge(got["fp16"]).is_right
-    assert not half.judge(got["bf16"]).is_right
+    assert exact.verify(got["fp32"]).is_right
+    assert half.verify(got["fp16"]).is_right
+    assert not exact.verify(got["fp16"]).is_right
+    assert not half.verify(got["bf16"]).is_right
 
 
 def test_ids():
@@ -146,22 +146,22 @@ def test_pixels_are_judged_by_the_numbers_they_stand_for():
     net, x = faces_work.network(**FACES), rows(4, 7)
     truth = faces.PixelTruth(net, x)
     right = compile(faces_work.network(pixels=True, **FACES), "cpu")(x)
-    assert truth.judge(right).is_right
+    assert truth.verify(right).is_right
     for place in ((0, 0, 0, 0), (3, 7, 2, 1)):
         wrong = right.copy()
         wrong[place] += 1 if wrong[place] < 255 else -1
-        assert not truth.judge(wrong).is_right
-        assert truth.judge(wrong[: place[0]]).is_right
+        assert not truth.verify(wrong).is_right
+        assert truth.verify(wrong[: place[0]]).is_right
     exact = (truth.y + 1) / 2 * 255
     near = np.unravel_index(np.argmin(np.abs(exact - np.round(exact))), exact.shape)
     truth.y[near] = np.round(exact[near]) / 255 * 2 - 1 + truth.allowed / 4  # right at a step, both sides will do
     for value in (np.round(exact[near]), np.round(exact[near]) - 1):
         beside = right.copy()
         beside[near] = value
-        assert truth.judge(beside).is_right
-    assert not truth.judge(right.astype(np.float32)).is_right
-    assert not truth.judge(right[:, :-1]).is_right
-    assert truth.judge(right[:2]).is_right
+        assert truth.verify(beside).is_right
+    assert not truth.verify(right.astype(np.float32)).is_right
+    assert not truth.verify(right[:, :-1]).is_right
+    assert truth.verify(right[:2]).is_right
 
 
 # -- imported ----------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_imported_on_a_gpu():
     ]  # fmt: skip
     dtypes = [job.given_dtypes for job in jobs[:2] + jobs[8:10] + jobs[-2:]]
     assert dtypes == [["float32"], ["float16"], ["int64"], ["int64"], ["int64", "float32"], ["int64", "float16"]]
-    assert [job.judged for job in jobs[::4]] == [64, 16, 64, 64, 64]
+    assert [job.verified for job in jobs[::4]] == [64, 16, 64, 64, 64]
 
 
 def test_imported_on_a_gpu_with_peers(monkeypatch):
@@ -283,7 +283,7 @@ def test_the_models_are_the_same_every_time():
         net = imported.subject(torch, model).net
         with torch.inference_mode():
             y = first(*map(torch.from_numpy, x)).numpy()
-        assert Task(2, lambda x=x: x, net.output, functools.partial(Truth, net, x)).judge(y, PEER_SLACK).is_right
+        assert Task(2, lambda x=x: x, net.output, functools.partial(Truth, net, x)).verify(y, PEER_SLACK).is_right
 
 
 TINY = {
@@ -360,12 +360,12 @@ def test_an_engine_that_makes_too_few_rows_is_wrong():
 
     net, x = random_mlp(5, 3), rows(20, 5)
     y = Truth(net, x).y.astype(np.float32)
-    for judged in (None, 6):
-        task = Task(20, lambda: x, net.output, lambda judged=judged: Truth(net, x[:judged]), judged)
-        assert task.judge(y).is_right
-        assert not task.judge(y[:-1]).is_right
-        assert not task.judge(y[:3]).is_right
-        assert not task.judge(y + np.float32(1e-3)).is_right
+    for verified in (None, 6):
+        task = Task(20, lambda: x, net.output, lambda verified=verified: Truth(net, x[:verified]), verified)
+        assert task.verify(y).is_right
+        assert not task.verify(y[:-1]).is_right
+        assert not task.verify(y[:3]).is_right
+        assert not task.verify(y + np.float32(1e-3)).is_right
     far = task.truth().allowed * 5
-    assert task.judge(y + np.float32(far), PEER_SLACK).is_right
-    assert not task.judge(y + np.float32(far)).is_right
+    assert task.verify(y + np.float32(far), PEER_SLACK).is_right
+    assert not task.verify(y + np.float32(far)).is_right

@@ -9,7 +9,7 @@ from numpy_stage import NumpyStage
 from onchip.bench import CASES, command
 from onchip.bench.cases import scan, scan_truth
 from onchip.bench.cases.scan import GPU_PEERS, ScanJob, calls_of, numbers
-from onchip.bench.cases.scan_truth import SampledScanTruth, judged_places, naive_sums_at, pairwise_sums, sums_at
+from onchip.bench.cases.scan_truth import SampledScanTruth, naive_sums_at, pairwise_sums, sums_at, verified_positions
 from onchip.bench.frame import run_cases
 from onchip.bench.options import Options
 from onchip.bench.report.results import Results
@@ -46,7 +46,7 @@ def test_pairwise_sums_err_less_than_one_total():
 
 @pytest.mark.parametrize("N", [101, 159, 160, 161, 176, 1000, 1003])
 def test_places_and_sums_of_long_rows(short_blocks, N):
-    places = judged_places(N)
+    places = verified_positions(N)
     assert np.array_equal(places, np.unique(places))
     ends = {*range(15, N, 16), N - 1}
     assert ends | set(range(16)) <= set(places.tolist())
@@ -62,19 +62,19 @@ def test_what_is_right_and_what_is_wrong(short_blocks, N, dtype):
     x = numbers(ScanJob(N, dtype))
     truth = SampledScanTruth(x)
     y = np.cumsum(x, dtype=np.float64 if dtype == "float32" else np.int32).astype(dtype)
-    assert truth.judge(y).is_right
-    assert truth.judge(y, peer=True).is_right
+    assert truth.verify(y).is_right
+    assert truth.verify(y, peer=True).is_right
     if dtype == "int32":
-        assert truth.judge(y).error == truth.allowed == truth.allowed_peer == 0
+        assert truth.verify(y).error == truth.allowed == truth.allowed_peer == 0
     else:
         assert 1e-7 < truth.allowed < 1e-5
     for i in (0, N // 2, N - 1):
         off = y.copy()
         off[i:] += np.float32(0.1) if dtype == "float32" else 1
-        assert not truth.judge(off).is_right, i
-    assert not truth.judge(y[:-1]).is_right
-    assert not truth.judge(y.astype(np.float64)).is_right
-    assert not truth.judge(np.full_like(y, -1 if dtype == "int32" else np.nan)).is_right
+        assert not truth.verify(off).is_right, i
+    assert not truth.verify(y[:-1]).is_right
+    assert not truth.verify(y.astype(np.float64)).is_right
+    assert not truth.verify(np.full_like(y, -1 if dtype == "int32" else np.nan)).is_right
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
@@ -85,9 +85,9 @@ def test_numbers_that_nobody_wrote_are_found_wherever_they_are(short_blocks, dty
     assert truth.note == f"judged on {len(truth.places)} sums"
     between = np.setdiff1d(np.arange(N), truth.places)
     y = np.cumsum(x, dtype=x.dtype)
-    assert truth.judge(y, peer=True).is_right
+    assert truth.verify(y, peer=True).is_right
     y[between[1000:1017]] = -1 if dtype == "int32" else np.nan
-    assert truth.judge(y, peer=True).error == np.inf
+    assert truth.verify(y, peer=True).error == np.inf
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -98,10 +98,10 @@ def test_a_peer_may_add_number_by_number(short_blocks, monkeypatch, whole):
     truth = SampledScanTruth(x)
     naive = np.cumsum(x)
     assert naive_sums_at(truth.places, x).tobytes() == naive[truth.places].tobytes()
-    assert truth.allowed_peer == pytest.approx(20 * truth.judge(naive).error, rel=0.1)
-    assert not truth.judge(naive).is_right
-    assert truth.judge(naive, peer=True).is_right
-    assert truth.judge(pairwise_sums(x)).is_right
+    assert truth.allowed_peer == pytest.approx(20 * truth.verify(naive).error, rel=0.1)
+    assert not truth.verify(naive).is_right
+    assert truth.verify(naive, peer=True).is_right
+    assert truth.verify(pairwise_sums(x)).is_right
 
 
 def test_numbers_are_the_same_for_everyone(monkeypatch):
@@ -238,7 +238,7 @@ def test_torch_keeps_the_dtype():
         y = torch.empty_like(x)
         task = scan.GpuGiven(ScanJob(1001, dtype), None, x, y, SampledScanTruth(x.numpy()), 1.0)
         assert GPU_PEERS["torch"](task, stage).call() is y
-        assert task.truth.judge(y.numpy(), peer=True).is_right
+        assert task.truth.verify(y.numpy(), peer=True).is_right
 
 
 @pytest.mark.gpu

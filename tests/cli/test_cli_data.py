@@ -20,11 +20,11 @@ FILES = tuple(DataFile(name, len(text), hashlib.sha256(text).hexdigest()) for na
 class Server(http.server.BaseHTTPRequestHandler):
     """Gives CONTENT, or what a test puts in its place; begins in the middle where it is asked to, if it can."""
 
-    content, asked, can_resume = dict(CONTENT), [], True
+    content, requested, can_resume = dict(CONTENT), [], True
 
     def do_GET(self):
         begins = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-")
-        self.asked.append((self.path, int(begins)))
+        self.requested.append((self.path, int(begins)))
         text = self.content.get(self.path.rpartition("/")[2])
         if text is None:
             self.send_error(404)
@@ -41,7 +41,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(Server, "content", dict(CONTENT))
-    monkeypatch.setattr(Server, "asked", [])
+    monkeypatch.setattr(Server, "requested", [])
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
@@ -68,9 +68,9 @@ def test_the_files_come_from_a_server_and_are_not_asked_for_twice(cli, server, f
     assert (ran.code, ran.out) == (0, ""), ran.err
     assert ran.err == f"{folder}: 2 files fetched and checked\n"
     assert kept(folder) == CONTENT
-    asked = list(Server.asked)
+    requested = list(Server.requested)
     told = json.loads(cli("data", "mnist", "--from", server, "--json").out)
-    assert (told["fetched"], Server.asked) == (0, asked)
+    assert (told["fetched"], Server.requested) == (0, requested)
 
 
 @pytest.mark.parametrize("can_resume", [True, False])
@@ -83,7 +83,7 @@ def test_a_fetch_goes_on_where_it_stopped(cli, server, folder, monkeypatch, can_
     assert [path.name for path in folder.iterdir()] == ["images.gz.part"]
     Server.content["images.gz"] = CONTENT["images.gz"]
     assert cli("data", "mnist", "--from", server).code == 0
-    assert ("/mnist/images.gz", 70_000) in Server.asked
+    assert ("/mnist/images.gz", 70_000) in Server.requested
     assert kept(folder) == CONTENT
 
 
@@ -239,7 +239,7 @@ def test_a_server_that_lies_is_refused(cli, liar, folder, monkeypatch, lie):
 def test_a_server_that_never_ends_is_given_up(cli, liar, folder, monkeypatch, lie):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(download, "_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(download, "_LEAST_BYTES_S", 1e12)
+    monkeypatch.setattr(download, "_MIN_BYTES_S", 1e12)
     ran = cli("data", "mnist", "--from", liar(*ENDLESS[lie]))
     refused(ran)
     assert "too slow" in ran.err or "timed out" in ran.err
@@ -269,4 +269,4 @@ def test_what_came_whole_is_not_asked_for_again(cli, server, folder):
     (folder / "images.gz.part").write_bytes(CONTENT["images.gz"])
     assert cli("data", "mnist", "--from", server).code == 0
     assert kept(folder) == CONTENT
-    assert [path for path, _ in Server.asked] == ["/mnist/labels.gz"]
+    assert [path for path, _ in Server.requested] == ["/mnist/labels.gz"]

@@ -65,10 +65,10 @@ def test_a_shell_completes_commands_and_names(tmp_path, typed, offered):
     (tmp_path / "models" / "nets").mkdir(parents=True)
     for name in ("net.onnx", "net.txt"):
         (tmp_path / "models" / name).touch()
-    asked = {"_ONCHIP_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    requested = {"_ONCHIP_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
     command = [sys.executable, "-c", "import sys; from onchip.cli.main import main; sys.exit(main())"]
     ran = subprocess.run(
-        command, env={**os.environ, **asked}, cwd=tmp_path, capture_output=True, text=True, check=False
+        command, env={**os.environ, **requested}, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert ran.stdout.split() == offered, ran.stderr
 

@@ -10,7 +10,7 @@ def test_text_is_the_plan_and_nothing_else(cli):
     assert ran.code == 0
     assert ran.err == ""
     assert ran.out.splitlines()[0] == "decode on NVIDIA H200, fp32, infer, 2,097,152 rows"
-    assert "mlp_tensor<" in ran.out
+    assert "mlp_tensor_core<" in ran.out
 
 
 @pytest.mark.parametrize("device", ["h200", "a100", "rtx4060", "cpu", "auto"])

@@ -74,7 +74,7 @@ def test_ids_of_another_dtype(cli, tmp_path, words):
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def requested(monkeypatch):
     """The jobs that engines were planned for."""
     from onchip.runtime import run_job
 
@@ -92,18 +92,18 @@ def asked(monkeypatch):
     ("flags", "without"),
     [([], ()), (["--no-fold"], ("fold",)), (["--no-early", "--no-phases", "--no-merge"], ("merge", "phases", "early"))],
 )
-def test_rewrites_can_be_left_out(cli, tmp_path, words, asked, flags, without):
+def test_rewrites_can_be_left_out(cli, tmp_path, words, requested, flags, without):
     base = ["run", "sentiment", "inputs.bin", "--weights", "params.bin", "-o", "y.npy", "--json"]
     document = json.loads(cli(*base, *flags).out)
     assert document["without"] == list(without)
-    assert asked[0].without == without
+    assert requested[0].without == without
     assert_right(np.load(tmp_path / "y.npy"), *words)
 
 
-def test_tables_in_half_precision(cli, tmp_path, words, asked):
+def test_tables_in_half_precision(cli, tmp_path, words, requested):
     base = ["run", "sentiment", "inputs.bin", "--weights", "params.bin", "-o", "y.npy"]
     assert json.loads(cli(*base, "--tables", "bf16", "--json").out)["tables"] == "bf16"
-    assert asked[0].tables == "bf16"
+    assert requested[0].tables == "bf16"
     got, truth = np.load(tmp_path / "y.npy"), reference.forward(*words)
     assert np.abs(got - truth).max() < 0.05 * np.abs(truth).max()
     (tmp_path / "y.npy").unlink()

@@ -29,7 +29,7 @@ def test_any_white_space_any_piece(tmp_path_factory, data, rows, width, piece):
     path = tmp_path_factory.mktemp("text") / "input.txt"
     path.write_bytes((text if data.draw(st.booleans()) else text.rstrip()).encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows_text, "PIECE_BYTES", piece)
+        patch.setattr(rows_text, "CHUNK_BYTES", piece)
         got = read_rows_text(path, width)
     assert got.dtype == np.float32
     assert np.array_equal(got, np.array(numbers, np.float32).reshape(rows, width))
@@ -70,7 +70,7 @@ def test_numbers_as_c_writes_them(path):
     ],
 )
 def test_what_is_wrong_is_named_by_its_line(path, monkeypatch, piece, text, what, got, expected):
-    monkeypatch.setattr(rows_text, "PIECE_BYTES", piece)
+    monkeypatch.setattr(rows_text, "CHUNK_BYTES", piece)
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(FormatError) as caught:
         read_rows_text(path, 3)

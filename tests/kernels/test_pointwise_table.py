@@ -224,7 +224,7 @@ def test_what_can_be_trained_is_what_the_kernel_trains():
     for kind in CPU_ACTIVATIONS:
         net = mlp(5, 4, 3, activation=kind.__name__)
         (answer,) = MlpTrain().claims(net, 0, this_cpu(), Job(loss="mse"))
-        assert hasattr(answer, "price") == (kind in TRAINED)
+        assert hasattr(answer, "cost") == (kind in TRAINED)
     assert set(TRAINED) < set(ACTIVATIONS) <= set(CPU_ACTIVATIONS)
 
 

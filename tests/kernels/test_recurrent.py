@@ -16,8 +16,8 @@ from onchip.errors import ShapeError
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.recurrent.mma import RecurrentMma
-from onchip.kernels.cuda.recurrent.register_resident import RecurrentHeld
-from onchip.kernels.cuda.recurrent.simt import RecurrentAlone
+from onchip.kernels.cuda.recurrent.register_resident import RecurrentRegisterResident
+from onchip.kernels.cuda.recurrent.simt import RecurrentKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import GRU, LSTM, RNN, Linear, Recurrent
 from onchip.network.recipe import Recipe
@@ -62,7 +62,7 @@ def inputs_of(net, B):
     )
 
 
-def judge(net, xs, y, precision="fp32"):
+def verify(net, xs, y, precision="fp32"):
     dtype = NAIVE_DTYPE[precision] if net.output.dtype == "float32" else net.output.dtype
     ulps = ULPS * ULP[precision] / ULP["fp32"]
     assert_error_within(y, reference.forward(net, xs), reference.forward(net, xs, dtype), ulps=ulps)
@@ -78,7 +78,7 @@ def test_the_cpu_keeps_the_promise_and_the_bits_of_a_row(case):
     assert [group.claim.kernel for group in engine.plan.groups] == ["recurrent"]
     xs = layer_cases.random_inputs(case, 67)
     y = engine(*xs)
-    judge(net, xs, y)
+    verify(net, xs, y)
     for rows in (slice(0, 1), slice(66, 67), slice(3, 40), slice(0, 0)):
         assert engine(*(x[rows] for x in xs)).tobytes() == y[rows].tobytes()
     assert onchip.compile(net, device="cpu", threads=1)(*xs).tobytes() == y.tobytes()
@@ -88,7 +88,7 @@ def test_the_cpu_keeps_the_promise_and_the_bits_of_a_row(case):
 def test_sums_longer_than_a_chunk_on_the_cpu(layer):
     net = network(layer, 3, 143, has_states=True)
     xs = inputs_of(net, 5)
-    judge(net, xs, onchip.compile(net, device="cpu")(*xs))
+    verify(net, xs, onchip.compile(net, device="cpu")(*xs))
 
 
 def test_two_states_may_be_one_value():
@@ -129,7 +129,7 @@ def test_a_product_in_front_is_done_on_the_way(layer, S, K, H, has_states):
         engine, xs = onchip.compile(net, device="cpu"), inputs_of(net, 67)
         assert [group.claim.facts.K for group in engine.plan.groups] == [K], str(engine.plan)
         y = engine(*xs)
-        judge(net, xs, y)
+        verify(net, xs, y)
         for rows in (slice(0, 1), slice(66, 67), slice(3, 8), slice(3, 40), slice(0, 0)):
             assert engine(*(x[rows] for x in xs)).tobytes() == y[rows].tobytes()
         assert onchip.compile(net, device="cpu", threads=1)(*xs).tobytes() == y.tobytes()
@@ -184,7 +184,7 @@ def test_an_emulated_gpu_keeps_the_promise(monkeypatch, case):
     (claim,) = claims_of(net, "recurrent")
     for B in (1, 9):
         xs = inputs_of(net, B)
-        judge(net, xs, run_claim(gpu, net, claim, *xs))
+        verify(net, xs, run_claim(gpu, net, claim, *xs))
 
 
 @needs_gxx
@@ -215,9 +215,9 @@ def test_few_sequences_on_an_emulated_gpu(monkeypatch, case):
     *given, has_states = HELD[case]
     net = network(*given, has_states=has_states)
     gpu, xs = emulated_gpu(monkeypatch), inputs_of(net, 5)
-    (claim,) = claims_of(net, "recurrent_held")
+    (claim,) = claims_of(net, "recurrent_register_resident")
     y = run_claim(gpu, net, claim, *xs)
-    judge(net, xs, y)
+    verify(net, xs, y)
     together = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=2))
     assert together.facts.sequences_for(5) > claim.facts.sequences_for(5) == 1
     assert run_claim(gpu, net, together, *xs).tobytes() == y.tobytes()
@@ -227,14 +227,16 @@ def test_few_sequences_on_an_emulated_gpu(monkeypatch, case):
 def test_few_sequences_are_held_and_many_are_not():
     net = network(LSTM(), 49, 128)
     kernels = [make_plan(net, H200, KERNELS, Job(batch=B)).groups[0].claim.kernel for B in (1, 64, 1 << 15)]
-    assert kernels == ["recurrent_held", "recurrent_held", "recurrent_mma"]
-    (claim,) = claims_of(net, "recurrent_held")
+    assert kernels == ["recurrent_register_resident", "recurrent_register_resident", "recurrent_mma"]
+    (claim,) = claims_of(net, "recurrent_register_resident")
     assert [(claim.facts.blocks_for(N), claim.facts.sequences_for(N)) for N in (1, 33, 64, 256)] == [
         (4, 1), (4, 1), (2, 1), (2, 4),
     ]  # fmt: skip
     for wide in (RNN(), LSTM()):
-        assert claims_of(network(wide, 2, 300), "recurrent_held") == []  # more than registers of a cluster hold
-    (answer,) = RecurrentHeld().claims(net, 0, A100, Job())
+        assert (
+            claims_of(network(wide, 2, 300), "recurrent_register_resident") == []
+        )  # more than registers of a cluster hold
+    (answer,) = RecurrentRegisterResident().claims(net, 0, A100, Job())
     assert isinstance(answer, Refusal)
     assert "no cluster of sm_80" in answer.why
 
@@ -246,9 +248,9 @@ def test_few_sequences_on_a_gpu(case):
     *given, has_states = (HELD | others)[case]
     net = network(*given, has_states=has_states)
     engine, xs = onchip.compile(net, "cuda", batch_hint=1), inputs_of(net, 2049)
-    assert [group.claim.kernel for group in engine.plan.groups] == ["recurrent_held"]
+    assert [group.claim.kernel for group in engine.plan.groups] == ["recurrent_register_resident"]
     y = engine(*xs)
-    judge(net, xs, y)
+    verify(net, xs, y)
     for rows in (slice(0, 1), slice(2048, 2049), slice(7, 300), slice(0, 0)):
         assert engine(*(x[rows] for x in xs)).tobytes() == y[rows].tobytes()
 
@@ -295,7 +297,7 @@ def test_many_sequences_on_an_emulated_gpu(monkeypatch, case, product):
     assert len(claim.nodes) == len(net.nodes)
     assert ("cluster" in case) == (claim.facts.blocks > 1)
     y = run_claim(gpu, net, claim, *xs)
-    judge(net, xs, y, precision)
+    verify(net, xs, y, precision)
     for units, rows in ((1, slice(37)), (132, slice(3, 20))):  # several tiles of a block; another place in a tile
         other = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=units))
         got = run_claim(gpu, net, other, *(np.ascontiguousarray(x[rows]) for x in xs))
@@ -312,7 +314,7 @@ def test_an_infinite_state_is_nobody_elses(monkeypatch):
     (claim,) = claims_of(net, "recurrent_mma", "fp16")
     y = run_claim(emulated_gpu(monkeypatch), net, claim, x, h, c)
     assert np.isfinite(reference.forward(net, (x, h, c))).all()
-    judge(net, (x, h, c), y, "fp16")
+    verify(net, (x, h, c), y, "fp16")
 
 
 def test_tiles_fill_the_chip():
@@ -330,7 +332,7 @@ def test_tiles_fill_the_chip():
 def test_many_sequences_in_16_bits_run_on_tensor_cores():
     net = network(LSTM(), 49, 128, "float16")
     kernels = [make_plan(net, H200, KERNELS, Job("fp16", B)).groups[0].claim.kernel for B in (1, 4096)]
-    assert kernels == ["recurrent_held", "recurrent_mma"]
+    assert kernels == ["recurrent_register_resident", "recurrent_mma"]
     (answer,) = RecurrentMma().claims(network(LSTM(), 2, 264), 0, H200, Job())
     assert isinstance(answer, Refusal)
     assert "264 units in fp32 in registers of no cluster of sm_90a" in answer.why
@@ -358,7 +360,7 @@ def test_many_sequences_on_a_gpu(case, product):
     engine, xs = onchip.compile(net, "cuda", precision, batch_hint=1 << 15), inputs_of(net, 4097)
     assert engine.plan.groups[-1].claim.kernel == "recurrent_mma"
     y = engine(*xs)
-    judge(net, xs, y, precision)
+    verify(net, xs, y, precision)
     for rows in (slice(0, 1), slice(4096, 4097), slice(7, 300), slice(0, 0)):
         assert engine(*(x[rows] for x in xs)).tobytes() == y[rows].tobytes()
 
@@ -369,7 +371,7 @@ def test_states_that_do_not_fit_are_refused():
     given = {"x0": TensorType(("B", 1, wide))}
     recurrence = Recipe("network.recipe:as_is", (), (1, wide, wide), "float32")
     net = type(big)(given, big.nodes, big.outputs, {"recurrence": recurrence})
-    (answer,) = RecurrentAlone().claims(net, 0, H200, Job())
+    (answer,) = RecurrentKernel().claims(net, 0, H200, Job())
     assert isinstance(answer, Refusal)
     assert "320,000 of 232,448 B of shared memory" in answer.why
 
@@ -381,6 +383,6 @@ def test_a_gpu_keeps_the_promise_and_the_bits_of_a_row(case):
     net = network(*given, has_states=has_states)
     engine, xs = onchip.compile(net, "cuda"), inputs_of(net, 4097)
     y = engine(*xs)
-    judge(net, xs, y)
+    verify(net, xs, y)
     for rows in (slice(0, 1), slice(4096, 4097), slice(7, 300), slice(0, 0)):
         assert engine(*(x[rows] for x in xs)).tobytes() == y[rows].tobytes()

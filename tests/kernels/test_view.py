@@ -92,15 +92,15 @@ def test_a_view_costs_nothing_and_lies_in_what_it_is_a_view_of():
     net, _ = CASES["between"]
     plan = make_plan(net, CPU, KERNELS)
     assert [group.claim.label for group in plan.groups] == ["rowwise<Softmax>", "view<Reshape>", "rowwise<Softmax>"]
-    assert plan.groups[1].claim.price.estimate_us(CPU, "fp32", 10**6) == 0
-    assert plan.lies_in == {"x": "x", "s": "s", "r": "s", "t": "t"}
+    assert plan.groups[1].claim.cost.estimate_us(CPU, "fp32", 10**6) == 0
+    assert plan.stored_in == {"x": "x", "s": "s", "r": "s", "t": "t"}
     assert plan.between == ("s",)
 
 
 def test_what_an_output_is_a_view_of_is_made_there():
     net, _ = CASES["an output"]
     plan = make_plan(net, CPU, KERNELS)
-    assert plan.lies_in == {"x": "x", "s": "r", "r": "r"}
+    assert plan.stored_in == {"x": "x", "s": "r", "r": "r"}
     assert plan.between == ()
 
 
@@ -111,9 +111,9 @@ def test_channels_that_are_moved_to_the_end_and_back_stay_where_they_are():
     )
     kernel = next(kernel for kernel in CUDA_KERNELS if kernel.name == "view")
     (claim,) = kernel.claims(net, 1, H200, Job())
-    assert (claim.layout_read("a"), dict(claim.gives)) == ("channels_last", {})
+    assert (claim.layout_read("a"), dict(claim.writes)) == ("channels_last", {})
     back = net_of(
         ("b",), ("a", ReLU(), ("x",)), ("p", Permute((0, 3, 1, 2)), ("a",)), ("b", ReLU(), ("p",)), row_shape=(4, 3, 5)
     )
     (claim,) = kernel.claims(back, 1, H200, Job())
-    assert (claim.layout_read("a"), dict(claim.gives)) == ("rows", {"p": "channels_last"})
+    assert (claim.layout_read("a"), dict(claim.writes)) == ("rows", {"p": "channels_last"})

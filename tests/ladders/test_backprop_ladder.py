@@ -21,7 +21,7 @@ def random_patterns(n, pixels=784, seed=1):
 @pytest.mark.parametrize(("n", "threads"), [(1, 1), (1, 2), (37, 2)])
 def test_every_rung_is_right(name, n, threads):
     net, x = backprop.network(seed=n), random_patterns(n)
-    verdict = ladder.truth(net, x).judge(RUNGS[name]().prepare(net, x, threads)())
+    verdict = ladder.truth(net, x).verify(RUNGS[name]().prepare(net, x, threads)())
     assert verdict.is_right, f"{name} is off by {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
 
 
@@ -32,19 +32,19 @@ def test_every_rung_takes_other_widths_and_biases(name):
     biases = {k: rng.standard_normal(w.shape, dtype=np.float32) for k, w in net.weights.items() if k.endswith("bias")}
     net, x = net.replace(weights={**net.weights, **biases}), random_patterns(70, pixels=5)
     run = RUNGS[name]().prepare(net, x, threads=2)
-    assert ladder.truth(net, x).judge(run()).is_right
+    assert ladder.truth(net, x).verify(run()).is_right
     assert np.array_equal(run(), run())  # every run starts from the same weights and takes the same steps
 
 
 def test_the_judge_sees_what_can_go_wrong(monkeypatch):
     net, x = backprop.network(), random_patterns(40)
     truth, got = ladder.truth(net, x), ladder.Reordered().prepare(net, x, 1)()
-    assert truth.judge(got).is_right
-    assert not truth.judge(got[:-1]).is_right
+    assert truth.verify(got).is_right
+    assert not truth.verify(got[:-1]).is_right
     other = Patterns(x.x, np.roll(x.y, 1, axis=0))
-    assert not truth.judge(ladder.Reordered().prepare(net, other, 1)()).is_right
+    assert not truth.verify(ladder.Reordered().prepare(net, other, 1)()).is_right
     monkeypatch.setattr(ladder, "MOMENTUM", np.float32(0))  # the compiled rungs have theirs inside
-    assert not truth.judge(ladder.NumPy().prepare(net, x, 1)()).is_right
+    assert not truth.verify(ladder.NumPy().prepare(net, x, 1)()).is_right
 
 
 def test_climb_times_every_rung():

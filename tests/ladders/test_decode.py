@@ -20,7 +20,7 @@ QUICK = Pace(rounds=2, block_s=0.01, warm_up_s=0.001, pause_s=0, min_runs=2, max
 @pytest.mark.parametrize("seed", [0, 5])
 def test_every_rung_is_right(name, B, seed):
     net, x = decode.network(seed), decode.inputs(B, seed + 1)
-    verdict = Truth(net, x).judge(RUNGS[name]().prepare(net, x, threads=2 if B > 1 else 1)())
+    verdict = Truth(net, x).verify(RUNGS[name]().prepare(net, x, threads=2 if B > 1 else 1)())
     assert verdict.is_right, f"{name} is off by {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
 
 
@@ -28,7 +28,7 @@ def test_every_rung_is_right(name, B, seed):
 def test_every_rung_takes_other_widths(name):
     net = mlp(5, 17, 3, bias=False)
     x = np.random.default_rng(3).standard_normal((33, 5), dtype=np.float32)
-    assert Truth(net, x).judge(RUNGS[name]().prepare(net, x, threads=1)()).is_right
+    assert Truth(net, x).verify(RUNGS[name]().prepare(net, x, threads=1)()).is_right
 
 
 @pytest.mark.parametrize("name", RUNGS)

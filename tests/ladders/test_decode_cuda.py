@@ -85,8 +85,8 @@ def bank_ways(words, lanes):
     """How many different words of one bank `lanes` threads ask for at once, at the worst; words (threads, width)."""
     worst = 0
     for first in range(0, len(words), lanes):
-        asked = np.unique(words[first : first + lanes])
-        worst = max(worst, np.bincount(asked % 32).max())
+        requested = np.unique(words[first : first + lanes])
+        worst = max(worst, np.bincount(requested % 32).max())
     return worst
 
 
@@ -126,7 +126,7 @@ class FakeGpu:
 
     def load(self, program, shared_bytes=0):
         return types.SimpleNamespace(
-            name=program.name_expression, registers=100, static_shared_bytes=1000, blocks_per_unit=lambda *_: 2
+            name=program.name_expression, registers=100, static_shared_bytes=1000, blocks_per_sm=lambda *_: 2
         )
 
     def allocate(self, nbytes):
@@ -256,7 +256,7 @@ def test_every_rung_is_right(name, B):
     x.host[:, decode.SIGNALS :] = 0
     rung = KERNELS[name]()
     run = rung.prepare(net, x, 1)
-    verdict = rung.judge(DecodeTruth(net, x), run())
+    verdict = rung.verify(DecodeTruth(net, x), run())
     assert verdict.is_right, f"{name} is off by {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
     np.testing.assert_array_equal(run(), run())
 
@@ -276,7 +276,7 @@ def test_every_rung_hands_nan_on_and_writes_only_its_rows(name):
 @pytest.mark.parametrize("B", [1, 33, 1000])
 def test_the_engines_rungs_are_right(rung, B):
     net, x = decode.network(), DeviceRows(decode.inputs(B))
-    assert rung().judge(DecodeTruth(net, x), rung().prepare(net, x, 1)()).is_right
+    assert rung().verify(DecodeTruth(net, x), rung().prepare(net, x, 1)()).is_right
 
 
 @pytest.mark.gpu

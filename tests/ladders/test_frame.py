@@ -52,8 +52,8 @@ class Half(Right):
         run.facts = {"registers": 1234, "occupancy": "25%"}
         return run
 
-    def judge(self, truth, got):
-        return dataclasses.replace(truth.judge(got), allowed=1e-2)
+    def verify(self, truth, got):
+        return dataclasses.replace(truth.verify(got), allowed=1e-2)
 
 
 class SelfTimed:

@@ -37,7 +37,7 @@ def long_truth():
 
 
 def test_the_judge_takes_the_truth_and_a_naive_run(long_truth):
-    rounded, naive = long_truth.judge(long_truth.y.astype(np.float32)), long_truth.judge(np.cumsum(long_truth.x))
+    rounded, naive = long_truth.verify(long_truth.y.astype(np.float32)), long_truth.verify(np.cumsum(long_truth.x))
     assert rounded.is_right
     assert naive.is_right
     assert rounded.error <= 2**-24 < naive.error
@@ -58,20 +58,20 @@ def test_the_judge_sees_one_number(long_truth, at, what):
         y[at] += 1
     else:
         y[at] = float(what)
-    assert not long_truth.judge(y.astype(np.float32)).is_right
+    assert not long_truth.verify(y.astype(np.float32)).is_right
 
 
 def test_the_judge_sees_a_lost_total_and_another_scan(long_truth):
     x, y = long_truth.x, long_truth.y
     lost = y.copy()
     lost[8192:12_288] -= lost[8191]
-    assert not long_truth.judge(lost).is_right
-    assert not long_truth.judge(y - x).is_right  # exclusive
-    assert not long_truth.judge(y[::-1]).is_right
-    assert not long_truth.judge(y[:-1]).is_right
-    assert not long_truth.judge(y + 1).is_right  # every step but the first is right
+    assert not long_truth.verify(lost).is_right
+    assert not long_truth.verify(y - x).is_right  # exclusive
+    assert not long_truth.verify(y[::-1]).is_right
+    assert not long_truth.verify(y[:-1]).is_right
+    assert not long_truth.verify(y + 1).is_right  # every step but the first is right
     drift = y * (1 + 1e-4)  # every step is right
-    assert not long_truth.judge(drift).is_right
+    assert not long_truth.verify(drift).is_right
 
 
 # -- on the CPU ----------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_the_judge_sees_a_lost_total_and_another_scan(long_truth):
 def test_every_rung_is_right(name, N, threads):
     x = scan.inputs(N, seed=N)
     kept, run = x.copy(), RUNGS[name]().prepare(scan.network(N), x, threads)
-    verdict = ScanTruth(scan.network(N), x).judge(run())
+    verdict = ScanTruth(scan.network(N), x).verify(run())
     assert verdict.is_right, f"{name} is off by {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
     assert run().tobytes() == run().tobytes()
     assert x.tobytes() == kept.tobytes()
@@ -218,7 +218,7 @@ def test_every_cuda_rung_is_right(name, N):
     run = CUDA_RUNGS[name]().prepare(net, x, 1)
     truth = ScanTruth(net, x.host)
     for _ in range(3):  # what a run leaves behind must not matter to the next
-        verdict = truth.judge(run())
+        verdict = truth.verify(run())
         assert verdict.is_right, f"{name} is off by {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
     if name != "single-pass":
         np.testing.assert_array_equal(run(), run())

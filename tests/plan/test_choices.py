@@ -80,13 +80,13 @@ def test_one_cover_for_each_that_finds_something_to_do():
     net = sequential(TensorType(("B", 4, 8, 256)), layers, weights)
 
     class Counted(TakeBut):
-        asked = 0
+        requested = 0
 
         def claims(self, net, start, device, job):
-            self.asked += start == 0
+            self.requested += start == 0
             yield from super().claims(net, start, device, job)
 
     kernel = Counted(Interleave)
     plan = make_plan(net, CPU, [kernel], Job(batch=1))
     assert [node.name for node in plan.network.nodes] == ["t", "b"]
-    assert kernel.asked == 3
+    assert kernel.requested == 3

@@ -28,7 +28,7 @@ def networks() -> list[Network]:
 class Fallback(Take):
     def claims(self, net, start, device, job):
         name = net.nodes[start].name
-        yield Claim(self.name, self.name, (name,), self.price, "the test says so", is_fallback=True)
+        yield Claim(self.name, self.name, (name,), self.cost, "the test says so", is_fallback=True)
 
 
 def three_layers() -> Network:

@@ -23,7 +23,7 @@ from onchip.network.layers import (
     TokenConv,
 )
 from onchip.network.types import TensorType
-from onchip.plan.build_price import HOST_BANDWIDTH
+from onchip.plan.build_cost import HOST_BANDWIDTH
 from onchip.plan.device import H200, Device
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
@@ -98,7 +98,7 @@ def test_a_user_may_leave_the_fold_out():
 
 def test_half_tables_halve_what_is_looked_up():
     full, half = (placement.plan(sentiment(), "h200", Job(batch=16_384, tables=kind)) for kind in ("fp32", "fp16"))
-    saved = full.groups[0].claim.price.row_bytes - half.groups[0].claim.price.row_bytes
+    saved = full.groups[0].claim.cost.row_bytes - half.groups[0].claim.cost.row_bytes
     assert saved == 244 * 1_024 * 2  # of all four convolutions
 
 

@@ -11,7 +11,7 @@ from onchip.network.io import with_io
 from onchip.network.layers import Conv2d, Embedding, Linear, ReLU, Reshape
 from onchip.network.types import TensorType
 from onchip.plan.device import H200, KNOWN
-from onchip.plan.host_call import call_us, compare, least_us
+from onchip.plan.host_call import call_us, compare, min_us
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.placement import kernels_for
@@ -110,7 +110,7 @@ def test_no_plan_for_a_cpu_is_sooner_than_the_least(net):
         for without in ((), ("fold", "merge", "phases")):
             job = Job(batch=B, without=without)
             plan = make_plan(net, HOST, kernels_for(HOST), job)
-            assert 0 < least_us(net, job, HOST, B) < call_us(plan, B)
+            assert 0 < min_us(net, job, HOST, B) < call_us(plan, B)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, ReLU, Sigmoid
 from onchip.network.types import TensorType
-from onchip.plan.kernel import Claim, Job, Price, Use
-from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying
+from onchip.plan.kernel import Claim, Cost, Job, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, stored_type
 from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
 from takers import CPU
@@ -39,20 +39,20 @@ class Lays:
             if first == start:
                 nodes = net.nodes[start:end]
                 reads = {value: Use(taken) for value in nodes[0].inputs}
-                gives = {} if made == ROWS else {nodes[-1].name: made}
+                writes = {} if made == ROWS else {nodes[-1].name: made}
                 names = tuple(node.name for node in nodes)
-                price = Price(0, 0, launches=launches)
-                yield Claim(self.name, f"{taken}-{made}", names, price, "", reads=reads, gives=gives)
+                cost = Cost(0, 0, launches=launches)
+                yield Claim(self.name, f"{taken}-{made}", names, cost, "", reads=reads, writes=writes)
 
     def conversion(self, net, value, given, wanted, device, job):
         if self._conversion is None:
             return None
-        price = Price(0, 0, launches=self._conversion)
-        return Claim(self.name, "turn", (), price, "", reads={value: Use(given)}, gives={value: wanted})
+        cost = Cost(0, 0, launches=self._conversion)
+        return Claim(self.name, "turn", (), cost, "", reads={value: Use(given)}, writes={value: wanted})
 
 
 def cost(plan) -> int:
-    return sum(group.claim.price.launches for group in plan.groups)
+    return sum(group.claim.cost.launches for group in plan.groups)
 
 
 def cheapest(offers: Mapping[Offer, int], conversion: int, at: int, layout: str, count: int) -> float:
@@ -165,8 +165,8 @@ def test_many_values_at_once_stay_cheap_to_plan():
 
 
 def test_lying():
-    assert lying(IMAGE, ROWS) == IMAGE
-    assert lying(TensorType(("B", 7, 9), "float16"), CHANNELS_LAST) == TensorType(("B", 9, 7), "float16")
+    assert stored_type(IMAGE, ROWS) == IMAGE
+    assert stored_type(TensorType(("B", 7, 9), "float16"), CHANNELS_LAST) == TensorType(("B", 9, 7), "float16")
     assert [has_channels(TensorType(("B", *shape))) for shape in ((4, 3, 5), (1, 3, 5), (4, 1, 1), (4,), (4, 2))] == [
         True, False, False, False, True,
     ]  # fmt: skip
@@ -182,7 +182,7 @@ class Reads(Lays):
     def claims(self, net, start, device, job):
         node = net.nodes[start]
         reads = {value: Use(is_read_often=True) for value in node.inputs if node.name in self.often}
-        yield Claim(self.name, "reads", (node.name,), Price(0, 0), "", reads=reads)
+        yield Claim(self.name, "reads", (node.name,), Cost(0, 0), "", reads=reads)
 
 
 @pytest.mark.parametrize(

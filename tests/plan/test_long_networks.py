@@ -5,7 +5,7 @@ import pytest
 
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cpu.mlp.fused import MlpFused
-from onchip.kernels.cuda.mlp.tensor_core import MOST_LAYERS
+from onchip.kernels.cuda.mlp.tensor_core import MAX_LAYERS
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Concat, Conv2d, Linear, ReLU, Reshape, Slice, Softmax, Tanh
@@ -111,7 +111,7 @@ def test_a_reader_of_many_moves_looks_at_each_once():
 
 def test_a_long_chain_is_cut_where_a_kernel_would_be_too_long():
     groups = make_plan(linears(200), H200, kernels_for(H200)).groups
-    assert max(len(group.claim.nodes) for group in groups) <= 2 * MOST_LAYERS
+    assert max(len(group.claim.nodes) for group in groups) <= 2 * MAX_LAYERS
     assert [name for group in groups for name in group.claim.nodes] == [node.name for node in linears(200).nodes]
 
 
@@ -127,9 +127,9 @@ def test_a_chain_from_the_middle_is_the_end_of_the_whole(start):
     def net():
         return sequential(TensorType(("B", 2, 3)), layers, weights)
 
-    asked = net()
-    find_chain(asked, 0)
-    assert find_chain(asked, start) == find_chain(net(), start)
+    requested = net()
+    find_chain(requested, 0)
+    assert find_chain(requested, start) == find_chain(net(), start)
 
 
 def test_conv_fused_takes_what_is_between_layers_that_it_does_not_take():

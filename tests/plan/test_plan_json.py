@@ -44,7 +44,7 @@ def assert_same(one, two):
     assert (one.device, one.job) == (two.device, two.job)
     for a, b in zip(one.groups, two.groups, strict=True):
         assert (a.inputs, a.outputs, a.claim.nodes) == (b.inputs, b.outputs, b.claim.nodes)
-        assert a.claim.price == b.claim.price
+        assert a.claim.cost == b.claim.cost
         assert dict(a.claim.recipes) == dict(b.claim.recipes)
         for name, recipe in a.claim.recipes.items():
             made, twin = (materialise(recipe, plan.network.weights) for plan in (one, two))

@@ -45,4 +45,4 @@ def test_a_notebook_shows_tables_of_what_it_says():
     made = plan(decode.network(), "h200")
     shown = made._repr_html_()
     assert shown.startswith("<p>decode on NVIDIA H200")
-    assert "mlp_tensor&lt;72,64,64,4,ReLU&gt;" in shown
+    assert "mlp_tensor_core&lt;72,64,64,4,ReLU&gt;" in shown

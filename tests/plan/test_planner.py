@@ -27,7 +27,7 @@ from onchip.network.layers import (
 )
 from onchip.network.types import TensorType
 from onchip.plan.device import H200, KNOWN, Peak
-from onchip.plan.kernel import Claim, Job, Price
+from onchip.plan.kernel import Claim, Cost, Job
 from onchip.plan.planner import MAX_LAYERS, make_plan
 from python_calls import python_calls
 from takers import CPU, Take, TakeBut, stored
@@ -149,12 +149,12 @@ def test_every_known_device_has_a_source():
 
 def test_estimate_and_floor_are_compute_or_memory_whichever_is_longer():
     slow = replace(CPU, bandwidth=1.0, peak=Peak({"fp32": 360e9}, 2.0, 4.0, 0.5), cache_bytes=12)
-    price = Price(row_flop=270, row_bytes=8, fixed_bytes=4, launches=2)
-    assert price.estimate_us(CPU, "fp32", 10**6) == pytest.approx(1000 + 6)
-    assert price.estimate_us(slow, "fp32", 1) == pytest.approx(12e6 + 6)
-    assert price.floor_us(CPU, "fp32", 10**6) == pytest.approx(750)
-    assert price.floor_us(slow, "fp32", 1) == pytest.approx(12 / 4 * 1e6 + 1)  # it fits into the cache
-    assert price.floor_us(slow, "fp32", 2) == pytest.approx(20 / 2 * 1e6 + 1)
+    cost = Cost(row_flop=270, row_bytes=8, fixed_bytes=4, launches=2)
+    assert cost.estimate_us(CPU, "fp32", 10**6) == pytest.approx(1000 + 6)
+    assert cost.estimate_us(slow, "fp32", 1) == pytest.approx(12e6 + 6)
+    assert cost.floor_us(CPU, "fp32", 10**6) == pytest.approx(750)
+    assert cost.floor_us(slow, "fp32", 1) == pytest.approx(12 / 4 * 1e6 + 1)  # it fits into the cache
+    assert cost.floor_us(slow, "fp32", 2) == pytest.approx(20 / 2 * 1e6 + 1)
 
 
 @pytest.mark.parametrize("device", [CPU, *KNOWN.values()], ids=lambda device: device.name)
@@ -220,10 +220,10 @@ class Counted(Take):
 
     def __init__(self, name: str, *lengths: int, flop: int = 100) -> None:
         super().__init__(name, *lengths, flop=flop)
-        self.asked: list[int] = []
+        self.requested: list[int] = []
 
     def claims(self, net, start, device, job):
-        self.asked.append(start)
+        self.requested.append(start)
         yield from super().claims(net, start, device, job)
 
 
@@ -234,16 +234,16 @@ def row_of(count: int) -> Network:
 def test_nobody_is_asked_where_no_claim_leads():
     pair = Counted("pair", 2)
     assert len(make_plan(row_of(10), CPU, [pair]).groups) == 5
-    assert pair.asked == [0, 2, 4, 6, 8]
+    assert pair.requested == [0, 2, 4, 6, 8]
 
 
 def test_nobody_is_asked_where_it_is_too_late_to_be_cheaper():
     """All ten for 8 launches: a single one for 3 of them may begin three times, never a fourth."""
     whole, single = Counted("whole", 10, flop=0), Counted("single", 1, flop=0)
-    whole.price, single.price = Price(0, 0, launches=8), Price(0, 0, launches=3)
+    whole.cost, single.cost = Cost(0, 0, launches=8), Cost(0, 0, launches=3)
     plan = make_plan(row_of(10), CPU, [whole, single])
     assert [group.claim.kernel for group in plan.groups] == ["whole"]
-    assert single.asked == [0, 1, 2]
+    assert single.requested == [0, 1, 2]
 
 
 @given(data=st.data())
@@ -261,7 +261,7 @@ def test_no_cover_is_cheaper(data):
             make_plan(row_of(count), CPU, [kernel])
         return
     plan = make_plan(row_of(count), CPU, [kernel])
-    assert sum(group.claim.price.launches for group in plan.groups) == min(costs)
+    assert sum(group.claim.cost.launches for group in plan.groups) == min(costs)
     assert [name for group in plan.groups for name in group.claim.nodes] == [f"r{i}" for i in range(count)]
 
 
@@ -277,7 +277,7 @@ class Priced:
         for (first, end), launches in self.prices.items():
             if first == start:
                 names = tuple(node.name for node in net.nodes[start:end])
-                yield Claim(self.name, self.name, names, Price(0, 0, launches=launches), "the test says so")
+                yield Claim(self.name, self.name, names, Cost(0, 0, launches=launches), "the test says so")
 
 
 def test_the_layer_where_every_way_ends_is_named():
@@ -314,7 +314,7 @@ def test_a_device_that_is_only_known_may_lack_kernels():
         make_plan(net, CPU, [])
     plan = make_plan(net, CPU, [], Job(batch=10**6), whole=False)
     assert [group.claim.label for group in plan.groups] == ["none yet for Linear", "none yet for Sigmoid"]
-    first, second = (group.claim.price for group in plan.groups)
+    first, second = (group.claim.cost for group in plan.groups)
     assert (first.row_flop, first.row_bytes, first.fixed_bytes) == (24, 4 * (4 + 3), 4 * 12)
     assert (second.row_flop, second.row_bytes, second.fixed_bytes) == (60, 4 * (3 + 3), 0)
     assert plan.estimate_us == pytest.approx((28e6 + 48) / 20e9 * 1e6 + 3 + 24e6 / 20e9 * 1e6 + 3)

@@ -21,7 +21,7 @@ from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.plan.rewrites import absorb_permutes, merge_beside, merge_linears, sink_moves
-from onchip.plan.rewrites.linear import MOST_TERMS
+from onchip.plan.rewrites.linear import MAX_TERMS
 from onchip.runtime.engine import compile
 
 
@@ -125,7 +125,7 @@ def test_merge_happens_where_it_is_less_work_and_only_there():
 def test_sums_that_would_be_too_long_stay_apart():
     """Many sums of positive terms, added up, are more exact than one: their rounding errors average out."""
     rng = np.random.default_rng(0)
-    for D_in, names in ((MOST_TERMS, ["b"]), (8 * MOST_TERMS, ["a", "b"])):
+    for D_in, names in ((MAX_TERMS, ["b"]), (8 * MAX_TERMS, ["a", "b"])):
         shapes = {"a.weight": (128, D_in), "a.bias": (128,), "b.weight": (8, 128), "b.bias": (8,)}
         weights = {
             name: np.abs(rng.standard_normal(shape, np.float32)) / math.prod(shape[1:])
@@ -135,7 +135,7 @@ def test_sums_that_would_be_too_long_stay_apart():
         assert [node.name for node in merge_linears(net)[0].nodes] == names
         x = rng.standard_normal((150, D_in), np.float32)
         got, naive = compile(net, "cpu", batch_hint=10**6)(x), reference.forward(net, x, "float32")
-        assert_error_within(got, reference.forward(net, x), yardstick=naive)
+        assert_error_within(got, reference.forward(net, x), baseline=naive)
 
 
 @pytest.mark.parametrize("widths", [(2, 9, 3, 9, 2), (8, 1, 8, 1, 8), (4, 2, 9, 9, 1), (1,) * 9])

@@ -7,7 +7,7 @@ import pytest
 from onchip.kernels.cuda import KERNELS
 from onchip.network.build import mlp
 from onchip.plan.device import H200
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 from onchip.plan.planner import make_plan
 from onchip.plan.slow import slow_because
 from takers import CPU
@@ -15,36 +15,36 @@ from takers import CPU
 REFUSALS = (Refusal("tensor", "a", "multiplies no odd rows"), Refusal("tensor", "b", "is elsewhere"))
 
 
-def why(price, job=None, device=H200):
-    return slow_because(Claim("k", "k", ("a",), price, "", {}), device, job or Job(batch=1000), REFUSALS)
+def why(cost, job=None, device=H200):
+    return slow_because(Claim("k", "k", ("a",), cost, "", {}), device, job or Job(batch=1000), REFUSALS)
 
 
 def test_near_its_floor_there_is_nothing_to_say():
-    assert why(Price(10**9, 4, rate=0.9)) == ""
-    assert why(Price(0, 10**7)) == ""
+    assert why(Cost(10**9, 4, rate=0.9)) == ""
+    assert why(Cost(0, 10**7)) == ""
 
 
 @pytest.mark.parametrize(
-    ("price", "told"),
+    ("cost", "told"),
     [
-        (Price(10, 4), "a launch is 100% of it"),
-        (Price(10, 4, launches=3), "launches are 100% of it"),
-        (Price(10, 4, least_us=30.0), "blocks wait for what they read and write, tile by tile"),
-        (Price(10**9, 4, rate=0.2), "ordinary cores at 0.2 of their steady rate; tensor multiplies no odd rows"),
+        (Cost(10, 4), "a launch is 100% of it"),
+        (Cost(10, 4, launches=3), "launches are 100% of it"),
+        (Cost(10, 4, min_us=30.0), "blocks wait for what they read and write, tile by tile"),
+        (Cost(10**9, 4, rate=0.2), "ordinary cores at 0.2 of their steady rate; tensor multiplies no odd rows"),
         (
-            Price(10**9, 4, rate=0.2, precision="tf32"),
+            Cost(10**9, 4, rate=0.2, precision="tf32"),
             "tensor cores at 0.2 of their steady rate; tensor multiplies no odd rows",
         ),
-        (Price(0, 10**6, turned_bytes=10**8), "values are put in another order"),
-        (Price(0, 10**4), "what it reads and writes comes from memory; the floor has it in the cache"),
+        (Cost(0, 10**6, transposed_bytes=10**8), "values are put in another order"),
+        (Cost(0, 10**4), "what it reads and writes comes from memory; the floor has it in the cache"),
     ],
 )
-def test_what_most_of_the_time_is(price, told):
-    assert why(price) == told
+def test_what_most_of_the_time_is(cost, told):
+    assert why(cost) == told
 
 
 def test_a_cpu_says_nothing():
-    assert why(Price(10**9, 4, rate=0.1), device=dataclasses.replace(CPU)) == ""
+    assert why(Cost(10**9, 4, rate=0.1), device=dataclasses.replace(CPU)) == ""
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -25,7 +25,7 @@ def test_steps_are_the_plans_groups_with_their_work(bound, B):
     steps = bound.steps(B)
     assert [step.label for step in steps] == [group.claim.label for group in bound.plan.groups]
     assert [name for step in steps for name in step.layers] == ["a", "b"]
-    prices = [group.claim.price for group in bound.plan.groups]
+    prices = [group.claim.cost for group in bound.plan.groups]
     parts = 3 if prices[0].precision == "tf32" else 1  # products of tf32 for one of float32
     assert [step.flop for step in steps] == [parts * 2 * 6 * 9 * B, parts * 2 * 9 * 4 * B]
     assert steps[0].nbytes == 4 * (6 + 9) * B + prices[0].fixed_bytes

@@ -73,31 +73,31 @@ def test_all_kernels_are_in_it(precision):
     } < files
     assert {source.parent.name for source in sources} > {"mlp", "scan"}
     assert {kernel.name for kernel in KERNELS} - {group.claim.kernel for group in plan.groups} < {
-        "mlp_tensor",
+        "mlp_tensor_core",
         "mlp_fused",
         "mlp_pair",
-        "product",
-        "product_mma",
-        "product_windows",
-        "product_gather",
-        "conv_wgmma",
-        "product_few",
-        "conv_first",
-        "conv_last",
-        "conv_last_wgmma",
+        "gemm_simt",
+        "gemm_mma",
+        "conv_implicit_gemm",
+        "conv_gather",
+        "conv_sm90",
+        "gemv",
+        "conv_first_layer",
+        "conv_last_layer",
+        "conv_last_layer_sm90",
         "mlp_train",
-        "mlp_train_three",
-        "mlp_resident",
-        "mlp_by_layers",
+        "mlp_train_three_launch",
+        "mlp_train_resident",
+        "mlp_train_layer_parallel",
         "matmul",
         "matmul_mma",
         "attention",
         "top_k",
         "lookups",
         "recurrent",
-        "recurrent_held",
+        "recurrent_register_resident",
         "recurrent_mma",
-        "argument",
+        "arg_reduce",
     }
 
 
@@ -111,8 +111,8 @@ def test_it_is_right_wherever_its_rows_lie(arrays, net, sizes):
     engine, given = compile(net, "cuda"), inputs(max(sizes))
     whole = engine(*given)
     truth, naive = reference.forward(net, given), reference.forward(net, given, "float32")
-    for got, exact, yardstick in zip(whole, truth, naive, strict=True):
-        assert_error_within(got, exact, yardstick)
+    for got, exact, baseline in zip(whole, truth, naive, strict=True):
+        assert_error_within(got, exact, baseline)
     (stream,) = arrays.streams(1)
     for B in sizes:
         want, rows = [y[:B] for y in whole], [x[:B] for x in given]
@@ -166,7 +166,7 @@ def many(arrays, monkeypatch):
     """Rows of a batch that goes through the slots of the host's rows several times."""
     if not isinstance(arrays, EmulatedArrays):
         return 60_001
-    for name in ("SLOT_BYTES", "LEAST_CHUNK_BYTES"):
+    for name in ("SLOT_BYTES", "MIN_CHUNK_BYTES"):
         monkeypatch.setattr(chunks, name, 20_000)
     for name in ("MAPPED_BYTES", "SMALL_BYTES", "OFTEN_BYTES"):
         monkeypatch.setattr(staging, name, 0)
@@ -183,7 +183,7 @@ def test_a_batch_that_does_not_fit_goes_in_chunks(arrays, net, many, sizes):
     assert many > 2 * chunks.chunk_rows(row_bytes, many)
     (stream,) = arrays.streams(1)
     for part in (1, 3, 20):  # of the arena that the whole batch would take
-        engine._bound.most_arena_bytes = engine._bound.bind(many).arena_bytes // part
+        engine._bound.max_arena_bytes = engine._bound.bind(many).arena_bytes // part
         assert same(engine(*batch), want), f"rows of the host, 1/{part} of the memory"
         with arrays.on(stream):
             made = engine(*[arrays.put(x, stream) for x in batch])
@@ -220,7 +220,7 @@ def test_ids_that_are_in_no_table(arrays, net, which, value, told, in_chunks):
     engine, B = compile(net, "cuda"), 20
     good = inputs(B)
     if in_chunks:
-        engine._bound.most_arena_bytes = 1  # of 16 rows, the fewest
+        engine._bound.max_arena_bytes = 1  # of 16 rows, the fewest
     want = engine(*good)
     bad = [x.copy() for x in good]
     bad[which][17, 2] = value

@@ -143,17 +143,17 @@ def test_ids_and_several_inputs_are_made_up_and_narrow_networks_judged_by_their_
 
 
 def test_very_long_rows_are_fewer_unless_asked_for(monkeypatch):
-    monkeypatch.setattr(check, "MOST_NUMBERS", 100)
+    monkeypatch.setattr(check, "MAX_NUMBERS", 100)
     longest = max(NET.input.row_size, *(given.row_size for given in NET.types.values()))
     assert check_network(NET).rows == 100 // longest
     assert check_network(NET, rows=40).rows == 40
-    monkeypatch.setattr(check, "MOST_NUMBERS", 1)
+    monkeypatch.setattr(check, "MAX_NUMBERS", 1)
     assert check_network(NET).rows == 1
 
 
 def test_rows_of_large_networks_are_fewer(monkeypatch):
     flop = sum(NET.row_flop(node) for node in NET.nodes)
-    monkeypatch.setattr(check, "MOST_FLOP", 7 * flop)
+    monkeypatch.setattr(check, "MAX_FLOP", 7 * flop)
     assert check_network(NET).rows == 7
     assert check_network(NET, rows=40).rows == 40
 
@@ -162,12 +162,12 @@ def test_the_yardstick_has_tables_of_the_tokens_that_occur(monkeypatch):
     net = sentiment.network(
         vocabulary=5000, embedding=8, channels=20, kernels=(2, 3), length=6, hidden=(), lengths=True
     )
-    asked, rounded = [], check.with_rounded_tables
-    monkeypatch.setattr(check, "with_rounded_tables", lambda few, kind: asked.append(few) or rounded(few, kind))
+    requested, rounded = [], check.with_rounded_tables
+    monkeypatch.setattr(check, "with_rounded_tables", lambda few, kind: requested.append(few) or rounded(few, kind))
     report = check_network(net, rows=10, tables="fp8")
     assert report.passed
     assert report.checks[0].ratio == pytest.approx(1, abs=1e-3)  # rounded as the engine's tables of all tokens are
-    assert asked[0].weights["emb.weight"].shape[0] <= 60
+    assert requested[0].weights["emb.weight"].shape[0] <= 60
 
 
 def test_unknown_tables_are_refused_before_any_work(monkeypatch):

@@ -23,7 +23,7 @@ def test_right_and_the_same_bits_whatever_the_batch(engine):
     x = rows(400_000, 72)
     whole = engine(x)
     some = x[:5000]
-    assert_error_within(whole[:5000], reference.forward(NET, some), yardstick=reference.forward(NET, some, "float32"))
+    assert_error_within(whole[:5000], reference.forward(NET, some), baseline=reference.forward(NET, some, "float32"))
     for B in (*BATCHES, 215, 216, 12_800, 50_001):  # read in place, one chunk, several
         assert np.array_equal(engine(x[:B]), whole[:B]), B
     assert np.array_equal(engine(x[-1000:]), whole[-1000:])
@@ -48,8 +48,8 @@ def test_two_groups_on_the_host(engine):
     assert len(two.plan.groups) == 2
     truth, naive = reference.forward(net, x), reference.forward(net, x, "float32")
     for _ in range(4):  # launched, captured, replayed
-        for got, exact, yardstick in zip(two(x), truth, naive, strict=True):
-            assert_error_within(got, exact, yardstick)
+        for got, exact, baseline in zip(two(x), truth, naive, strict=True):
+            assert_error_within(got, exact, baseline)
 
 
 def test_a_file_through_the_gpu(engine):

@@ -9,7 +9,7 @@ from emulated_engine import emulate_device
 from onchip.kernels.cuda.train.large_batch.launches import GRAPH_STEPS, TrainLowering
 from onchip.runtime.cuda.gpu import Event, Gpu
 from onchip.runtime.cuda.launches import Graph
-from onchip.runtime.cuda.trainer import CudaTeam, TeamLaunches
+from onchip.runtime.cuda.trainer import CudaJointTrainer, JointLaunches
 from onchip.train import training_run
 from onchip.train.loop import fit
 from training_cases import assert_same_bits, case, train_only_by
@@ -59,7 +59,7 @@ def test_epochs_of_whole_batches_are_trained_on_as_one_with_the_same_bits(batch,
     monkeypatch.setattr(TrainLowering, "steps", lambda self, count: sizes.append(count) or launch_all(self, count))
     one = fit(net, x, y, **training)
     assert max(sizes) > 60 // batch
-    monkeypatch.setattr(CudaTeam, "_together", lambda self, turns: [1] * len(turns[0][1]))
+    monkeypatch.setattr(CudaJointTrainer, "_together", lambda self, turns: [1] * len(turns[0][1]))
     assert_same_bits(one, fit(net, x, y, **training))
 
 
@@ -68,8 +68,8 @@ def test_steps_of_any_number_are_few_sizes_of_graphs_and_an_epoch_s_rest_is_one(
     emulate_device(monkeypatch)
     train_only_by(monkeypatch, "mlp_train")
     made = []
-    begin = TeamLaunches.__init__
-    monkeypatch.setattr(TeamLaunches, "__init__", lambda self, *args: made.append(self) or begin(self, *args))
+    begin = JointLaunches.__init__
+    monkeypatch.setattr(JointLaunches, "__init__", lambda self, *args: made.append(self) or begin(self, *args))
     net, x, y, _ = case(8, 3, n=107)
     fit(net, x, y, device="cuda", epochs=1, batch_size=1, lr=0.1)
     (launches,) = made

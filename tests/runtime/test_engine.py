@@ -24,8 +24,8 @@ def test_several_inputs_and_outputs(B):
     got = compile(net, device="cpu")(*given)
     truth, naive = reference.forward(net, given), reference.forward(net, given, "float32")
     assert len(got) == 2
-    for mine, exact, yardstick in zip(got, truth, naive, strict=True):
-        assert_error_within(mine, exact, yardstick)
+    for mine, exact, baseline in zip(got, truth, naive, strict=True):
+        assert_error_within(mine, exact, baseline)
 
 
 def test_out_is_a_tuple_for_several_outputs():

@@ -106,7 +106,7 @@ def test_what_the_driver_says_about_a_function(gpu, source):
     assert 0 < function.registers <= 64
     assert function.spill_bytes == function.static_shared_bytes == 0
     gpu.load(Program(source, "add<3>"), 100 << 10)  # or the driver counts none: so much it may not have
-    few, many = function.blocks_per_unit(1024, 100 << 10), function.blocks_per_unit(128, 512)
+    few, many = function.blocks_per_sm(1024, 100 << 10), function.blocks_per_sm(128, 512)
     assert 1 <= few < many
 
 

@@ -22,7 +22,7 @@ from onchip.runtime.cuda import chunks, staging
 from onchip.runtime.cuda import devices as cuda_devices
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
-from onchip.runtime.cuda.bound_plan import MOST_CALLS
+from onchip.runtime.cuda.bound_plan import MAX_CALLS
 from onchip.runtime.engine import Engine, compile
 
 
@@ -79,13 +79,15 @@ def test_few_rows_are_one_launch_and_no_copy(engine, driver, B):
     x = rows(B, 6)
     driver.calls.clear()
     assert np.array_equal(engine(x), expected(x))
-    asked = [name for name in driver.calls if name not in ("cuStreamCreate", "cuMemHostAlloc")]  # made once, then kept
-    assert asked == (["cuLaunchKernelEx", "cuStreamSynchronize"] if B else [])
+    requested = [
+        name for name in driver.calls if name not in ("cuStreamCreate", "cuMemHostAlloc")
+    ]  # made once, then kept
+    assert requested == (["cuLaunchKernelEx", "cuStreamSynchronize"] if B else [])
 
 
 def test_rows_go_through_the_slots_in_chunks(engine, driver, monkeypatch):
     monkeypatch.setattr(chunks, "SLOT_BYTES", 8000)
-    monkeypatch.setattr(chunks, "LEAST_CHUNK_BYTES", 2000)
+    monkeypatch.setattr(chunks, "MIN_CHUNK_BYTES", 2000)
     monkeypatch.setattr(staging, "MAPPED_BYTES", 1000)
     monkeypatch.setattr(staging, "SMALL_BYTES", 1000)
     for B in (25, 26, 49, 51, 600, 1000, 4999):
@@ -123,7 +125,7 @@ def test_a_failure_in_the_middle_leaves_no_slot_in_use(engine, driver, monkeypat
     monkeypatch.setattr(staging, "MAPPED_BYTES", 0)
     monkeypatch.setattr(staging, "SMALL_BYTES", 0)
     monkeypatch.setattr(chunks, "SLOT_BYTES", 4000)
-    monkeypatch.setattr(chunks, "LEAST_CHUNK_BYTES", 4000)
+    monkeypatch.setattr(chunks, "MIN_CHUNK_BYTES", 4000)
     x = rows(1000, 6)
     driver.answers["cuLaunchKernelEx"] = 1
     with pytest.raises(KernelError, match="CUDA failed while launching"):
@@ -275,22 +277,22 @@ def test_threads_do_not_write_over_each_others_arguments(engine, driver, gpu):
 
 
 def test_written_down_launches_are_bounded(engine, gpu):
-    for B in range(1, 3 * MOST_CALLS):
+    for B in range(1, 3 * MAX_CALLS):
         engine(Array(gpu, rows(B, 6)))
-    assert len(engine._bound._kept.by_rows) <= MOST_CALLS
+    assert len(engine._bound._kept.by_rows) <= MAX_CALLS
 
 
 class Exchanged:
     """An array that only DLPack describes."""
 
     def __init__(self, gpu, values):
-        self.array, self.asked = Array(gpu, values), []
+        self.array, self.requested = Array(gpu, values), []
 
     def __dlpack_device__(self):
         return dlpack.CUDA, 0
 
     def __dlpack__(self, *, stream):
-        self.asked.append(stream)
+        self.requested.append(stream)
         values = self.array.values
         return dlpack.lend(self.array.buffer.pointer, values.shape, values.dtype.name, 0, self)
 
@@ -302,7 +304,7 @@ def test_dlpack_is_told_which_stream_waits_and_keeps_the_memory_until_the_work_i
     driver.calls.clear()
     y = engine(x)
     assert isinstance(y, DeviceArray)
-    assert x.asked == [gpu.stream] == [driver.launches[-1].stream]
+    assert x.requested == [gpu.stream] == [driver.launches[-1].stream]
     assert "cuStreamSynchronize" not in driver.calls
     assert np.array_equal(y.numpy(), expected(values))
     del x

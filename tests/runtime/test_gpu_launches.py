@@ -100,7 +100,7 @@ def test_a_graph_is_launched_where_it_is_told_in_any_thread(gpu, driver, program
 
 
 def test_handles_of_streams_are_bounded(gpu, driver, program, monkeypatch):
-    monkeypatch.setattr("onchip.runtime.cuda.launches._MOST_STREAMS", 5)
+    monkeypatch.setattr("onchip.runtime.cuda.launches._MAX_STREAMS", 5)
     graph = gpu.capture(lambda recording: None)
     for stream in range(20):
         graph.launch(stream)
@@ -120,7 +120,7 @@ def test_a_program_is_loaded_once_and_may_ask_for_more_shared_memory(gpu, driver
     gpu.load(Program(program.source, program.name_expression), 200)
     assert (driver.calls.count("cuModuleLoadData"), driver.calls.count("cuFuncSetAttribute")) == (1, 2)
     assert (function.name, function.registers, function.spill_bytes) == ("k<3>", 40, 0)
-    assert (function.static_shared_bytes, function.blocks_per_unit(128, 0)) == (128, 2)
+    assert (function.static_shared_bytes, function.blocks_per_sm(128, 0)) == (128, 2)
 
 
 def test_threads_that_ask_for_shared_memory_leave_the_most_that_was_asked_for(gpu, driver, program):
@@ -179,7 +179,7 @@ def test_up_and_down(gpu):
 
 
 def test_out_of_memory_says_how_much_and_what_fits(gpu, driver):
-    driver.most_bytes = 1000
+    driver.max_bytes = 1000
     with pytest.raises(DeviceError) as error:
         gpu.allocate(5000, row_bytes=300)
     assert error.value.what == "out of memory on NVIDIA H200"

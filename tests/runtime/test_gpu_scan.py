@@ -42,7 +42,7 @@ def test_long_rows_clear_and_scan(gpu, driver, rows, N, tiles, states):
     assert onchip.scan(x, "max", True, out=y) is y
     order = ["allocate", "clear_states", "scan_tiles", "free"]
     assert driver.log == [(what, STREAM) for what in order]
-    assert driver.asked_bytes == [16 * states]
+    assert driver.requested_bytes == [16 * states]
     clear, scan = driver.launches
     scratch = clear.words[0]
     assert arguments(clear) == {"states": scratch, "count": states}
@@ -68,7 +68,7 @@ def test_long_and_narrow_is_swapped_scanned_and_swapped_back(gpu, driver, outer,
     assert count == outer * inner * (tiles + 1)
     assert states % 16 == 0
     assert states >= moved + x.values.nbytes
-    assert driver.asked_bytes == [states - moved + 16 * count]
+    assert driver.requested_bytes == [states - moved + 16 * count]
     assert arguments(there).items() >= {"x": x.pointer, "y": moved, "Na": N, "Nb": inner}.items()
     assert arguments(back).items() >= {"x": moved, "y": y.pointer, "Na": inner, "Nb": N}.items()
     assert arguments(scan) == {
@@ -208,7 +208,7 @@ def test_what_does_not_fit_is_refused_before_any_launch(gpu, driver, case):
 
 @pytest.mark.parametrize("shape", [(9000,), (9000, 3)])
 def test_a_want_of_memory_is_told_before_any_launch(gpu, driver, shape):
-    driver.most_bytes = 10
+    driver.max_bytes = 10
     with pytest.raises(DeviceError, match="out of memory"):
         onchip.scan(zeros(*shape), axis=0, out=zeros(*shape))
     assert not driver.launches
@@ -266,13 +266,13 @@ class Exchanged:
     """An array that only DLPack describes. Its memory is an object of its own: who holds that has not to hold this."""
 
     def __init__(self, N):
-        self.memory, self.asked = Memory(N), []
+        self.memory, self.requested = Memory(N), []
 
     def __dlpack_device__(self):
         return dlpack.CUDA, 0
 
     def __dlpack__(self, *, stream):
-        self.asked.append(stream)
+        self.requested.append(stream)
         values = self.memory.values
         return dlpack.lend(values.ctypes.data, values.shape, values.dtype.name, 0, self.memory)
 
@@ -283,7 +283,7 @@ def test_memory_of_dlpack_is_kept_until_the_work_is_done(gpu, driver):
     gone = weakref.ref(x.memory)
     y = onchip.scan(x)
     assert isinstance(y, DeviceArray)
-    assert x.asked == [gpu.stream] == [driver.launches[-1].stream]
+    assert x.requested == [gpu.stream] == [driver.launches[-1].stream]
     assert "cuStreamSynchronize" not in driver.calls
     del x
     gc.collect()

@@ -52,7 +52,7 @@ def small(monkeypatch, driver):
     part = 2 * 4096
     monkeypatch.setattr(gpu_scan, "SLOT_BYTES", 4 * 8 * part)
     monkeypatch.setattr(chunks, "SLOT_BYTES", 4 * 8 * part + 1024)
-    monkeypatch.setattr(chunks, "LEAST_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(chunks, "MIN_CHUNK_BYTES", 1000)
     monkeypatch.setattr(staging, "MAPPED_BYTES", 1000)
     monkeypatch.setattr(staging, "SMALL_BYTES", 1000)
     driver.compute = sum_tiles

@@ -11,7 +11,7 @@ from onchip.network.build import sequential
 from onchip.network.layers import Linear, ReLU
 from onchip.network.recipe import Recipe, as_is, evaluate, materialise, transposed
 from onchip.network.types import TensorType, numpy_dtype
-from onchip.plan import build_price
+from onchip.plan import build_cost
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.plan.rewrites.linear import merged_bias, merged_weight
@@ -31,7 +31,7 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def on_device(monkeypatch):
-    monkeypatch.setattr(build_price, "ON_DEVICE_FROM_US", 0.0)
+    monkeypatch.setattr(build_cost, "ON_DEVICE_FROM_US", 0.0)
 
 
 def arrays(gpu, made):
@@ -74,7 +74,7 @@ def test_each_is_made_once_and_only_what_is_wanted_stays(gpu, on_device, monkeyp
     monkeypatch.setattr(gpu, "upload", lambda array: uploads.append(array.shape) or upload(array))
     monkeypatch.setattr(weights_module, "evaluate", lambda r, given: evaluated.append(r.op) or evaluate(r, given))
     made = make_weights(gpu, wanted, weights, MAKES)
-    assert sum("product_fma" in launched.kernel for launched in gpu.driver.launches) == 2
+    assert sum("gemm_simt" in launched.kernel for launched in gpu.driver.launches) == 2
     assert [op.partition(":")[2] for op in evaluated] == ["merged_bias"]
     assert sorted(uploads) == sorted([(7, 6), (6, 5), (4, 7), (7,), (7,)])
     assert len(gpu.driver.memory) - before == len({buffer.pointer for buffer in made.values()}) == len(wanted)
@@ -94,9 +94,9 @@ def test_an_engine_of_products(gpu, on_device):
         "b.weight": rows(3, 20, seed=5),
     }  # fmt: skip
     net = sequential(TensorType(("B", 8001)), [("a", Linear()), ("r", ReLU()), ("b", Linear())], weights)
-    kernels = [kernel for kernel in kernels_for(gpu.device) if kernel.name != "product_wgmma"]  # no cluster runs here
+    kernels = [kernel for kernel in kernels_for(gpu.device) if kernel.name != "gemm_sm90"]  # no cluster runs here
     plan = make_plan(net, gpu.device, kernels, Job(batch=1000))
-    (product,) = [group for group in plan.groups if group.claim.kernel in ("product", "product_mma")]
+    (product,) = [group for group in plan.groups if group.claim.kernel in ("gemm_simt", "gemm_mma")]
     part = net.replace(nodes=net.nodes[:2], outputs=("r",))
     engine = Engine(make_plan(part, gpu.device, kernels, Job(batch=1000)), CudaBackend(0), "cuda:0")
     assert product.claim.nodes == ("a", "r")

@@ -154,6 +154,6 @@ def test_a_module_runs_few_rows_once_more(monkeypatch):
 
     monkeypatch.setattr(torch_module.TorchModule, "run", counted)
     for work in (1 << 30, 1000, 0):
-        monkeypatch.setattr(module_check, "MOST_WORK", work)
+        monkeypatch.setattr(module_check, "MAX_WORK", work)
         onchip.load(nn.Linear(4, 3), torch.zeros(100, 4))
     assert rows == [(64, True), (7, True), (2, True)]

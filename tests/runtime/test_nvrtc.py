@@ -72,8 +72,8 @@ __global__ void products(float* y, unsigned long long a, unsigned long long b) {
 @pytest.mark.parametrize("is_touched", [False, True])
 def test_serialised_products_are_seen_and_remembered(program, tmp_path, is_touched):
     (tmp_path / "products.cu").write_text(PRODUCTS)
-    asked = Program(tmp_path / "products.cu", f"products<{str(is_touched).lower()}>")
-    made, kept = (compile_program(asked, "sm_90a") for _ in range(2))
+    requested = Program(tmp_path / "products.cu", f"products<{str(is_touched).lower()}>")
+    made, kept = (compile_program(requested, "sm_90a") for _ in range(2))
     assert (made.is_serialised, kept.is_serialised, kept.is_cached) == (is_touched, is_touched, True)
 
 

@@ -64,7 +64,7 @@ EXCLUDED = {
     r"^test_reduce_.*_(bool_inputs|empty_set(_bool|_expanded)?)_cpu": "reductions take floats, at least one",
 }
 LEAST = 968  # cases that pass, whatever the version of onnx brings
-MOST_NUMBERS = 1 << 16  # of a row that is judged: a case that takes all it has as one row may have millions
+MAX_NUMBERS = 1 << 16  # of a row that is judged: a case that takes all it has as one row may have millions
 
 
 @pytest.fixture(scope="module")
@@ -182,14 +182,14 @@ def test_onnx_own_suite_on_a_gpu(on_gpu):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_networks_of_the_suite_keep_the_promise_on_a_gpu(networks, on_gpu, precision):
     """Of random rows: the suite's own are too few for a yardstick."""
-    wrong, judged = [], 0
+    wrong, verified = [], 0
     for name in (name for name, plans in on_gpu.items() if precision in plans):
         net = networks[name]
-        if max(given.row_size for given in net.types.values()) <= MOST_NUMBERS:
+        if max(given.row_size for given in net.types.values()) <= MAX_NUMBERS:
             wrong += [f"{name}: {fault}" for fault in faults(net, compile(net, "cuda", precision), 0, (0, ROWS))]
-            judged += 1
+            verified += 1
     assert not wrong, "\n".join(wrong)
-    assert judged >= (LEAST - 20 if precision == "fp32" else 15)
+    assert verified >= (LEAST - 20 if precision == "fp32" else 15)
 
 
 @needs_gxx

@@ -17,7 +17,7 @@ from onchip.plan.planner import make_plan
 from onchip.runtime.arrays.adapters import DlpackArrays
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
-from onchip.runtime.cuda.bound_plan import MOST_GRAPHS
+from onchip.runtime.cuda.bound_plan import MAX_GRAPHS
 from onchip.runtime.engine import Engine
 
 
@@ -143,11 +143,11 @@ def test_a_threads_own_default_stream_shares_nothing_with_other_threads(two_grou
 
 
 def test_graphs_are_bounded(two_groups, driver, gpu):
-    for B in range(1, 2 * MOST_GRAPHS):
+    for B in range(1, 2 * MAX_GRAPHS):
         x, y = Array(gpu, rows(B, 6)), Array(gpu, rows(B, 4))
         for _ in range(2):
             two_groups(x, out=y)
-    assert len(driver._graphs) == len(two_groups._bound._graphs) == MOST_GRAPHS
+    assert len(driver._graphs) == len(two_groups._bound._graphs) == MAX_GRAPHS
 
 
 def test_a_stream_that_records_gets_plain_launches(two_groups, driver, gpu):
@@ -167,7 +167,7 @@ def test_a_stream_that_records_gets_plain_launches(two_groups, driver, gpu):
 
 def test_no_memory_between_groups_says_what_batch_fits(two_groups, driver, gpu):
     x, y = Array(gpu, rows(100, 6)), Array(gpu, rows(100, 4))
-    driver.most_bytes = 1000
+    driver.max_bytes = 1000
     with pytest.raises(
         DeviceError, match=f"at most {FREE_BYTES // ((6 + 9 + 4) * 4)} rows at a time: a row takes 76 B"
     ):

@@ -15,7 +15,7 @@ from onchip.plan.planner import make_plan
 from onchip.runtime.engine import compile
 from onchip.runtime.placement import kernels_for
 from random_layers import MAKERS
-from random_networks import judge, judge_many, random_network
+from random_networks import judge_many, random_network, verify
 
 SEEDS = range(300)
 CPU_SEEDS = range(120)
@@ -103,7 +103,7 @@ def wrong_engine(monkeypatch, change):
         return run
 
     monkeypatch.setattr("random_networks.compile", compile_wrong)
-    return judge(net, 0)
+    return verify(net, 0)
 
 
 def test_a_right_engine_is_right(monkeypatch):
@@ -133,7 +133,7 @@ def test_a_wrong_engine_is_found_and_can_be_seen_again(monkeypatch, told, change
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", CPU_SEEDS)
 def test_the_cpu_is_right(seed):
-    verdict = judge(network(seed), seed)
+    verdict = verify(network(seed), seed)
     assert not verdict, verdict
 
 

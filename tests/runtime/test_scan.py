@@ -113,11 +113,11 @@ def test_no_gpu_is_said():
 def test_the_threads_that_are_asked_for(monkeypatch, kernel, axis):
     from onchip.kernels.cpu.scan import scan as kernels
 
-    asked = []
-    monkeypatch.setattr(kernels, kernel, lambda x, y, how, threads: asked.append(threads))
+    requested = []
+    monkeypatch.setattr(kernels, kernel, lambda x, y, how, threads: requested.append(threads))
     x = np.zeros((3, 4))
     assert scan_array(x, np.empty_like(x), ScanOp(), axis, "cpu", 1) == "cpu, 1 thread"
-    assert asked == [1]
+    assert requested == [1]
 
 
 def test_a_long_row_in_parts_has_the_same_bits():

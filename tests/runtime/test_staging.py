@@ -17,9 +17,9 @@ from onchip.network.types import numpy_dtype
 from onchip.runtime.cuda import chunks, shared_work, staging
 from onchip.runtime.cuda.chunks import (
     ALIGN_BYTES,
-    LEAST_CHUNK_BYTES,
-    MOST_PIECES,
-    PIECE_BYTES,
+    CHUNK_BYTES,
+    MAX_PIECES,
+    MIN_CHUNK_BYTES,
     SLOT_BYTES,
     SLOTS,
     chunk_rows,
@@ -45,10 +45,10 @@ def test_a_chunk_fits_its_slot_and_is_worth_a_copy(row_bytes, B):
     for offset, end, row in zip(offsets, [*offsets[1:], size], row_bytes, strict=True):
         assert end - offset >= row * step
     whole = sum(row_bytes) * B
-    if whole >= 2 * SLOTS * LEAST_CHUNK_BYTES:
+    if whole >= 2 * SLOTS * MIN_CHUNK_BYTES:
         assert -(-B // step) >= 2 * SLOTS - 1  # enough of them that every slot is busy
         # of the same size, so at worst one and a bit more are made two halves
-        assert 2 * (step + 1) * sum(row_bytes) >= LEAST_CHUNK_BYTES - ALIGN_BYTES * (len(row_bytes) + 1)
+        assert 2 * (step + 1) * sum(row_bytes) >= MIN_CHUNK_BYTES - ALIGN_BYTES * (len(row_bytes) + 1)
 
 
 def test_a_row_larger_than_a_slot_is_a_chunk_of_its_own():
@@ -57,13 +57,13 @@ def test_a_row_larger_than_a_slot_is_a_chunk_of_its_own():
 
 @given(nbytes=st.integers(0, 4 * SLOT_BYTES))
 def test_pieces_are_the_whole_and_large(nbytes):
-    pieces = cut_in_pieces(nbytes, PIECE_BYTES)
+    pieces = cut_in_pieces(nbytes, CHUNK_BYTES)
     assert pieces[0][0] == 0
     assert pieces[-1][1] == nbytes
     assert all(end == begin for (_, end), (begin, _) in pairwise(pieces))
-    assert 1 <= len(pieces) <= MOST_PIECES
-    assert len(pieces) == 1 or all(end - begin >= PIECE_BYTES for begin, end in pieces)
-    assert len(pieces) == MOST_PIECES or nbytes < 2 * PIECE_BYTES * len(pieces)
+    assert 1 <= len(pieces) <= MAX_PIECES
+    assert len(pieces) == 1 or all(end - begin >= CHUNK_BYTES for begin, end in pieces)
+    assert len(pieces) == MAX_PIECES or nbytes < 2 * CHUNK_BYTES * len(pieces)
 
 
 # -- batches -------------------------------------------------------------------------------------------------
@@ -80,11 +80,11 @@ def driver():
 @pytest.fixture
 def gpu(monkeypatch, driver):
     monkeypatch.setattr(chunks, "SLOT_BYTES", 9000)
-    monkeypatch.setattr(chunks, "LEAST_CHUNK_BYTES", 2000)
-    monkeypatch.setattr(staging, "LEAST_SLOT_BYTES", 2048)
+    monkeypatch.setattr(chunks, "MIN_CHUNK_BYTES", 2000)
+    monkeypatch.setattr(staging, "MIN_SLOT_BYTES", 2048)
     for module in (chunks, staging):
         monkeypatch.setattr(module, "OFFERED_BYTES", 100)
-    monkeypatch.setattr(chunks, "PIECE_BYTES", 700)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 700)
     monkeypatch.setattr(staging, "MAPPED_BYTES", 2500)
     monkeypatch.setattr(staging, "SMALL_BYTES", 2500)
     return fake_gpu(monkeypatch, driver)
@@ -175,7 +175,7 @@ def test_a_locked_array_is_read_and_written_where_it_is(gpu, driver, monkeypatch
 
 
 def test_the_only_chunk_goes_to_the_gpu_in_pieces_as_they_are_copied(gpu, driver, monkeypatch):
-    monkeypatch.setattr(chunks, "LEAST_CHUNK_BYTES", 9000)
+    monkeypatch.setattr(chunks, "MIN_CHUNK_BYTES", 9000)
     monkeypatch.setattr(staging, "OFTEN_BYTES", 0)
     stage, network = Staging(gpu), Network(driver, [24, 2], [16])
     for B, copies in ((2, 2), (9, 3), (60, 5), (100, 6)):  # of 24 B a row: pieces of 100 B or more, four at most
@@ -189,15 +189,15 @@ def test_the_only_chunk_goes_to_the_gpu_in_pieces_as_they_are_copied(gpu, driver
 
 
 def test_the_driver_is_asked_once_about_an_array(gpu, driver, monkeypatch):
-    stage, network, asked = Staging(gpu), Network(driver, [24], [16]), []
+    stage, network, requested = Staging(gpu), Network(driver, [24], [16]), []
     answer = driver.cuPointerGetAttribute
-    monkeypatch.setattr(driver, "cuPointerGetAttribute", lambda *what: asked.append(what) or answer(*what))
+    monkeypatch.setattr(driver, "cuPointerGetAttribute", lambda *what: requested.append(what) or answer(*what))
     inputs, outputs = network.batch(1000, 0)
     for array in (inputs[0], outputs[0]):
         driver.locked |= {array.ctypes.data, array.ctypes.data + array.nbytes - 1}
     for xs, times in ((inputs, 4), (inputs, 4), ([inputs[0][:]], 6)):  # the last is another array in the same place
         stage.run(xs, outputs, 1000, network.enqueue)
-        assert len(asked) == times
+        assert len(requested) == times
         assert np.array_equal(outputs[0], network.forward(inputs)[0])
 
 
@@ -228,9 +228,9 @@ def test_memory_is_kept_and_bounded(gpu, driver):
 def test_layouts_of_small_batches_are_kept_and_bounded(gpu, driver):
     stage, network = Staging(gpu), Network(driver, [2], [1])
     for seed in range(2):
-        for B in range(1, 2 * staging.MOST_LAYOUTS):
+        for B in range(1, 2 * staging.MAX_LAYOUTS):
             assert_runs(stage, network, B, seed)
-            assert len(stage._layouts) <= staging.MOST_LAYOUTS
+            assert len(stage._layouts) <= staging.MAX_LAYOUTS
     (layout,) = [kept for key, kept in stage._layouts.items() if key[2][0] == (B, 2)]
     assert_runs(stage, network, B)
     assert layout in stage._layouts.values()

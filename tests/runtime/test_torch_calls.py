@@ -20,7 +20,7 @@ from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
-from onchip.runtime.cuda.bound_plan import MOST_GRAPHS
+from onchip.runtime.cuda.bound_plan import MAX_GRAPHS
 from onchip.runtime.engine import Engine
 
 torch = pytest.importorskip("torch")
@@ -89,7 +89,7 @@ def engine(driver):
 
 
 @pytest.fixture
-def asked(engine, driver):
+def requested(engine, driver):
     """asked(x, y) -> the driver's calls of engine(x, out=y), whose result is right."""
 
     def ask(x, y):
@@ -106,92 +106,92 @@ def is_capture(calls):
     return "cuGraphInstantiate" in calls and calls[-1:] == REPLAY
 
 
-def test_the_same_two_tensors_become_a_graph_and_stay_one(asked, driver):
+def test_the_same_two_tensors_become_a_graph_and_stay_one(requested, driver):
     x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
-    assert asked(x, y) == LAUNCH  # the long way, which writes the launch down
-    assert asked(x, y) == LAUNCH
-    assert is_capture(asked(x, y))
+    assert requested(x, y) == LAUNCH  # the long way, which writes the launch down
+    assert requested(x, y) == LAUNCH
+    assert is_capture(requested(x, y))
     for seed in range(3):
         x.copy_(torch.from_numpy(rows(9, 6, seed=seed)))
-        assert asked(x, y) == REPLAY
+        assert requested(x, y) == REPLAY
     assert {stream for _, stream in driver.replays} == {STREAM}
     assert len({graph for graph, _ in driver.replays}) == 1
 
 
-def test_other_tensors_are_launched_and_both_are_replayed_once_known(asked):
+def test_other_tensors_are_launched_and_both_are_replayed_once_known(requested):
     x, y, z = tensor(rows(9, 6)), tensor(rows(9, 4)), tensor(rows(9, 4))
-    assert [asked(x, out) for out in (y, z, y, z, y, z)] == [LAUNCH] * 6  # never twice in a row
-    assert is_capture(asked(x, z))
-    assert (asked(x, y), asked(x, z)) == (LAUNCH, REPLAY)
-    assert is_capture(asked(x, y))  # replays between do not count
-    assert [asked(x, out) for out in (y, z, y, z)] == [REPLAY] * 4
+    assert [requested(x, out) for out in (y, z, y, z, y, z)] == [LAUNCH] * 6  # never twice in a row
+    assert is_capture(requested(x, z))
+    assert (requested(x, y), requested(x, z)) == (LAUNCH, REPLAY)
+    assert is_capture(requested(x, y))  # replays between do not count
+    assert [requested(x, out) for out in (y, z, y, z)] == [REPLAY] * 4
     other = tensor(rows(9, 6, seed=5))
-    assert asked(other, y) == LAUNCH
+    assert requested(other, y) == LAUNCH
 
 
-def test_each_number_of_rows_has_its_own(asked):
+def test_each_number_of_rows_has_its_own(requested):
     """The same places, and another shape."""
     x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
     for _ in range(4):
-        asked(x, y)
-    assert asked(x[:5], y[:5]) == LAUNCH
-    assert asked(x[:5], y[:5]) == LAUNCH
-    assert is_capture(asked(x[:5], y[:5]))
-    assert (asked(x, y), asked(x[:5], y[:5])) == (REPLAY, REPLAY)
+        requested(x, y)
+    assert requested(x[:5], y[:5]) == LAUNCH
+    assert requested(x[:5], y[:5]) == LAUNCH
+    assert is_capture(requested(x[:5], y[:5]))
+    assert (requested(x, y), requested(x[:5], y[:5])) == (REPLAY, REPLAY)
 
 
-def test_the_graph_goes_to_the_stream_that_is_current(asked, said, driver):
+def test_the_graph_goes_to_the_stream_that_is_current(requested, said, driver):
     x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
     for said.stream in (5, 5, 5, 77, 0, 5):
-        asked(x, y)
+        requested(x, y)
     assert [stream for _, stream in driver.replays] == [5, 77, 0, 5]
 
 
-def test_a_stream_that_records_gets_plain_launches(asked, said):
+def test_a_stream_that_records_gets_plain_launches(requested, said):
     x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
     said.is_capturing = True
-    assert [asked(x, y) for _ in range(5)] == [LAUNCH] * 5
+    assert [requested(x, y) for _ in range(5)] == [LAUNCH] * 5
     said.is_capturing = False
-    assert is_capture(asked(x, y))
-    assert asked(x, y) == REPLAY
+    assert is_capture(requested(x, y))
+    assert requested(x, y) == REPLAY
     said.is_capturing = True
-    assert [asked(x, y) for _ in range(3)] == [LAUNCH] * 3
+    assert [requested(x, y) for _ in range(3)] == [LAUNCH] * 3
     said.is_capturing = False
-    assert asked(x, y) == REPLAY
+    assert requested(x, y) == REPLAY
 
 
-def test_a_current_device_that_is_not_ours_gets_plain_launches(said, driver, asked):
+def test_a_current_device_that_is_not_ours_gets_plain_launches(said, driver, requested):
     """The handle of torch's default stream is 0 on every GPU: a graph would go to the other one's."""
     said.device_count, said.stream = 2, 0
     x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
     for _ in range(3):
-        asked(x, y)
-    assert asked(x, y) == REPLAY
+        requested(x, y)
+    assert requested(x, y) == REPLAY
     said.current = 1
-    assert [asked(x, y) for _ in range(3)] == [LAUNCH] * 3
+    assert [requested(x, y) for _ in range(3)] == [LAUNCH] * 3
     said.current = 0
-    assert asked(x, y) == REPLAY
+    assert requested(x, y) == REPLAY
 
 
-def test_graphs_are_bounded_and_the_oldest_goes(engine, asked, driver):
+def test_graphs_are_bounded_and_the_oldest_goes(engine, requested, driver):
     x = tensor(rows(9, 6))
-    outs = [tensor(rows(9, 4)) for _ in range(MOST_GRAPHS + 3)]
-    asked(x, outs[0])
+    outs = [tensor(rows(9, 4)) for _ in range(MAX_GRAPHS + 3)]
+    requested(x, outs[0])
     for y in outs:
-        assert asked(x, y) == LAUNCH
-        assert is_capture([call for call in asked(x, y) if call != "cuGraphExecDestroy"])
-    assert len(driver._graphs) == MOST_GRAPHS
-    assert [asked(x, y) for y in outs[:3]] == [LAUNCH] * 3
-    assert [asked(x, y) for y in outs[3:]] == [REPLAY] * MOST_GRAPHS
+        assert requested(x, y) == LAUNCH
+        assert is_capture([call for call in requested(x, y) if call != "cuGraphExecDestroy"])
+    assert len(driver._graphs) == MAX_GRAPHS
+    assert [requested(x, y) for y in outs[:3]] == [LAUNCH] * 3
+    assert [requested(x, y) for y in outs[3:]] == [REPLAY] * MAX_GRAPHS
     engine._runs.clear()
     assert not driver._graphs
 
 
-def test_what_was_replayed_is_checked_again(engine, asked, driver):
+def test_what_was_replayed_is_checked_again(engine, requested, driver):
     """The places are the same, and what lies there is not."""
     x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
     for _ in range(4):
-        asked(x, y)
+        requested(x, y)
     driver.calls.clear()
     for given, out, error, words in [
         (x.view(torch.int32), y, ShapeError, "input has another dtype"),
@@ -208,20 +208,20 @@ def test_what_was_replayed_is_checked_again(engine, asked, driver):
         with pytest.raises(error, match=words):
             engine(given, out=out)
     assert not driver.calls
-    assert asked(x, y) == REPLAY
+    assert requested(x, y) == REPLAY
 
 
-def test_places_that_no_kernel_takes_go_the_long_way_each_time(asked):
+def test_places_that_no_kernel_takes_go_the_long_way_each_time(requested):
     x, y = tensor(np.zeros((10, 6), np.float32)).view(-1)[1:55].view(9, 6), tensor(rows(9, 4))
     x.copy_(torch.from_numpy(rows(9, 6)))
     for _ in range(4):
-        assert asked(x, y).count("cuMemcpyDtoDAsync") == 1
+        assert requested(x, y).count("cuMemcpyDtoDAsync") == 1
 
 
-def test_an_error_of_a_graph_is_told(engine, asked, driver):
+def test_an_error_of_a_graph_is_told(engine, requested, driver):
     x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
     for _ in range(4):
-        asked(x, y)
+        requested(x, y)
     driver.answers["cuGraphLaunch"] = 1
     with pytest.raises(KernelError, match="CUDA failed while launching a graph"):
         engine(x, out=y)
@@ -231,7 +231,7 @@ def test_an_error_of_a_graph_is_told(engine, asked, driver):
     with pytest.raises(KernelError, match="CUDA failed while"):
         engine(x, out=z)
     driver.answers.clear()
-    assert asked(x, y) == REPLAY
+    assert requested(x, y) == REPLAY
 
 
 def test_each_thread_has_graphs_of_its_own(engine, driver):
@@ -285,8 +285,8 @@ def test_several_launches_are_one_graph_when_the_same_tensors_come_again(two_lau
         y.zero_()
         before = len(driver.calls)
         engine(x, out=y)
-        asked = driver.calls[before:]
-        told.append((asked.count("cuLaunchKernelEx"), asked.count("cuGraphLaunch"), len(asked)))
+        requested = driver.calls[before:]
+        told.append((requested.count("cuLaunchKernelEx"), requested.count("cuGraphLaunch"), len(requested)))
         np.testing.assert_array_equal(y.numpy(), x.numpy() @ weights["u"].T @ weights["v"].T)
     assert [launches for launches, _, _ in told[:2]] == [2, 0]  # the long way, and as a graph
     assert told[3] == told[4] == (0, 1, 1)  # one call of the driver, and no memory
@@ -359,7 +359,7 @@ def test_threads_with_several_launches_each(two_launches, driver):
 
 def test_rows_that_go_in_chunks_stay_on_the_long_way(two_launches, driver):
     engine, weights = two_launches
-    engine._bound.most_arena_bytes = 1  # so a chunk is 16 rows, the fewest
+    engine._bound.max_arena_bytes = 1  # so a chunk is 16 rows, the fewest
     x, y = tensor(rows(40, 6)), tensor(np.zeros((40, 4), np.float32))
     for _ in range(4):
         y.zero_()

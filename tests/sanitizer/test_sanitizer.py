@@ -18,7 +18,7 @@ from onchip.kernels.cuda.common.program import Program
 from onchip.kernels.cuda.recipes.recipes import RecipeLowering, Source
 from onchip.kernels.cuda.scan.scan import Scan
 from onchip.network.scan_op import ScanOp
-from onchip.plan.build_price import dtype_of, made_on_device, makes_of, shape_of
+from onchip.plan.build_cost import dtype_of, made_on_device, makes_of, shape_of
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan

@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_last_good_one_named(tmp_path, d
     if damage == "a byte of a weight":
         content[-100] ^= 1
     elif damage == "a byte of the header":
-        content[content.index(b"epoch_hits")] ^= 1
+        content[content.index(b"epoch_correct")] ^= 1
     newest.write_bytes({"cut short": content[:-7], "empty": b""}.get(damage, content))
     with pytest.raises(FormatError, match="is damaged") as caught:
         train(tmp_path, resume=True)

@@ -15,8 +15,8 @@ from emulated_engine import emulate_device
 from onchip.errors import DeviceError, FormatError, InputError, PlanError
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda.train.large_batch import launches as mlp_train
-from onchip.kernels.cuda.train.large_batch.bytes import LEAST_BATCH
-from onchip.kernels.cuda.train.large_batch.launches import MOST_BATCH, MOST_LAYERS, make_lowering
+from onchip.kernels.cuda.train.large_batch.bytes import MIN_BATCH
+from onchip.kernels.cuda.train.large_batch.launches import MAX_BATCH, MAX_LAYERS, make_lowering
 from onchip.kernels.cuda.train.large_batch.rows import RowsPass
 from onchip.kernels.cuda.train.large_batch.tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
@@ -47,7 +47,7 @@ WIDE = {
         12, 40, n=50, options={"output": "Tanh"}, loss="mse", batch_size=16, lr=0.5, momentum=0.5
     ),
     "more layers than a launch updates": lambda: case(
-        5, *[6] * MOST_LAYERS, 4, n=20, options={"activation": "Tanh"}, batch_size=20, lr=0.05
+        5, *[6] * MAX_LAYERS, 4, n=20, options={"activation": "Tanh"}, batch_size=20, lr=0.05
     ),
     "slices of a batch": lambda: case(6, 5, 3, n=2100, batch_size=2090, lr=0.5, optimiser="adam"),
     "several tiles": lambda: case(75, 70, 67, 5, n=90, batch_size=80, lr=0.05),
@@ -350,7 +350,7 @@ def test_every_launch_of_bytes_fits_the_chip(batch, device):
     for widths, precision in itertools.product(((784, 56, 28, 10), (784, 320, 160, 10)), ("fp32", "tf32", "bf16")):
         chain = find_chain(mlp(*widths), 0, TRAINED)
         lowering = make_lowering(chain, Job(precision, batch, "cross_entropy", byte_scale=1 / 255), device)
-        assert bool(lowering.byte_rows) == (batch >= LEAST_BATCH)
+        assert bool(lowering.byte_rows) == (batch >= MIN_BATCH)
         has_room = precision != "fp32" or device.fast_bytes > 100 << 10
         assert bool(lowering.rows_pass) == (batch > 32 * device.units and widths[1] == 56 and has_room)
         assert all(each.config.shared_bytes <= device.fast_bytes for each in lowering.steps(1).launches)
@@ -367,8 +367,8 @@ def test_what_no_kernel_trains_is_refused_before_any_work(name):
 
 def test_more_rows_than_a_kernel_counts_are_refused():
     with pytest.raises(PlanError) as refused:
-        make_plan(mlp(8, 3), H200, kernels_for(H200), Job(batch=MOST_BATCH + 1, loss="cross_entropy"))
-    assert f"{MOST_BATCH:,}" in str(refused.value)
+        make_plan(mlp(8, 3), H200, kernels_for(H200), Job(batch=MAX_BATCH + 1, loss="cross_entropy"))
+    assert f"{MAX_BATCH:,}" in str(refused.value)
 
 
 @pytest.mark.parametrize("extra", [{"label_smoothing": 0.1}, {"clip_norm": 1.0}, {"is_weighted": True}])
@@ -376,10 +376,10 @@ def test_mlp_train_takes_what_resident_kernels_do_not(extra):
     job = Job(batch=64, loss="cross_entropy", optimiser="adamw", byte_scale=1 / 255)
     resident, plan = (make_plan(mlp(784, 320, 160, 10), H200, kernels_for(H200), dataclasses.replace(job, **given))
                       for given in ({}, extra))  # fmt: skip
-    assert resident.groups[0].claim.kernel in ("mlp_resident", "mlp_by_layers")
+    assert resident.groups[0].claim.kernel in ("mlp_train_resident", "mlp_train_layer_parallel")
     assert plan.groups[0].claim.kernel == "mlp_train"
     refused = {refusal.kernel for refusal in plan.refusals if "takes no" in refusal.why}
-    assert refused >= {"mlp_resident", "mlp_by_layers"}
+    assert refused >= {"mlp_train_resident", "mlp_train_layer_parallel"}
 
 
 def test_other_precisions_are_a_gpu_s():

@@ -68,10 +68,10 @@ def test_targets_are_converted_too(data):
 def test_validation_data_is_judged_and_not_learnt(data):
     x, y = data
     alone = fit(x, y)
-    judged = fit(x, y, validation_data=(x[:7].astype(np.float64), y[:7]), patience=2)
-    assert judged.epoch_losses == alone.epoch_losses
+    verified = fit(x, y, validation_data=(x[:7].astype(np.float64), y[:7]), patience=2)
+    assert verified.epoch_losses == alone.epoch_losses
     assert all(epoch.validation_accuracy * 7 == pytest.approx(round(epoch.validation_accuracy * 7))
-               for epoch in judged.history)  # fmt: skip
+               for epoch in verified.history)  # fmt: skip
     with pytest.raises(InputError, match="given twice"):
         fit(x, y, validation=0.1, validation_data=(x, y))
 
@@ -127,8 +127,8 @@ def test_weights_of_rows_and_classes_are_one_thing(data):
     )]  # fmt: skip
     assert all(losses == pytest.approx(runs[0], rel=1e-6) for losses in runs)
     assert fit(x, y, sample_weight=np.ones(len(x))).epoch_losses == fit(x, y).epoch_losses
-    judged = fit(x, y, class_weight="balanced", validation_data=(x[:7], y[:7]), sample_weight=pandas.Series(y + 1.0))
-    assert judged.epoch_losses == fit(x, y, class_weight="balanced", sample_weight=(y + 1).tolist()).epoch_losses
+    verified = fit(x, y, class_weight="balanced", validation_data=(x[:7], y[:7]), sample_weight=pandas.Series(y + 1.0))
+    assert verified.epoch_losses == fit(x, y, class_weight="balanced", sample_weight=(y + 1).tolist()).epoch_losses
 
 
 @pytest.mark.parametrize(

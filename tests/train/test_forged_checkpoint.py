@@ -114,7 +114,15 @@ NEVER = [None, True, -1, -1.0, -(10**400), math.nan, math.inf, -math.inf, 10**40
          {"a": 1}]  # fmt: skip
 ELSEWHERE = [False, 0, 1, 2, 5, 10**6, 10**9, 2**63, 0.0, 0.5, 1.5, 1e300]
 # What took place nobody knows: of these, only what is never possible is refused.
-OPEN = ("seconds", "epoch_seconds", "samples_per_s", "accuracy", "validation_accuracy", "validation_loss", "epoch_hits")
+OPEN = (
+    "seconds",
+    "epoch_seconds",
+    "samples_per_s",
+    "accuracy",
+    "validation_accuracy",
+    "validation_loss",
+    "epoch_correct",
+)
 
 
 def places(told, path=()):
@@ -273,7 +281,7 @@ def test_a_place_where_the_run_never_is_is_refused(tmp_path, kept, epoch, step):
     told, arrays = kept["amid an epoch"]
     entries = [told["history"][0] | {"epoch": i + 1, "loss": 1.0} for i in range(max(0, epoch))]
     total = max(0, epoch * 3 + step)
-    forged = told | {"epoch": epoch, "step": step, "epoch_rows": 16 * step, "epoch_hits": 0, "history": entries}
+    forged = told | {"epoch": epoch, "step": step, "epoch_rows": 16 * step, "epoch_correct": 0, "history": entries}
     steps = {"losses": np.ones(total), "state/steps": np.array([total])}
     write(tmp_path, forged | {"best_epoch": min(1, len(entries))}, arrays | steps)
     assert_refused(tmp_path, "amid an epoch", f"epoch {epoch}, step {step}")
@@ -283,7 +291,7 @@ def test_an_epoch_behind_the_one_that_ended_the_run_is_refused(tmp_path, kept):
     told, arrays = kept["amid an epoch"]  # patience 4: the first epoch is the best, so the fifth is the last
     for done, step in ((5, 1), (6, 0)):
         entries = [told["history"][0] | {"epoch": i + 1, "loss": 1.0, "validation_loss": 1.0} for i in range(done)]
-        forged = told | {"epoch": done, "step": step, "epoch_rows": 16 * step, "epoch_hits": 0, "best_epoch": 1}
+        forged = told | {"epoch": done, "step": step, "epoch_rows": 16 * step, "epoch_correct": 0, "best_epoch": 1}
         steps = {"losses": np.ones(3 * done + step), "state/steps": np.array([3 * done + step])}
         write(tmp_path, forged | {"history": entries}, arrays | steps)
         assert_refused(tmp_path, "amid an epoch", f"{done} epochs, step {step}")

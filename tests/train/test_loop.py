@@ -197,13 +197,13 @@ def test_a_run_of_queued_epochs_is_taken_up_with_the_same_bits(tmp_path, monkeyp
 def test_accuracy_is_that_of_the_rows_before_they_were_learnt():
     net, x, y, training = CASES["one layer"]()
     result = fit(net, x, y, epochs=1, seed=7, device="cpu", **training)
-    order, hits, learnt = epoch_order(len(x), 7, 0), 0, net
+    order, correct, learnt = epoch_order(len(x), 7, 0), 0, net
     for start in range(0, len(x), 7):
         batch = order[start : start + 7]
-        hits += int((reference.forward(learnt, x[batch]).argmax(1) == y[batch]).sum())
+        correct += int((reference.forward(learnt, x[batch]).argmax(1) == y[batch]).sum())
         _, gradients = reference.loss_and_gradients(learnt, x[batch], y[batch], "cross_entropy")
         learnt = reference.sgd_step(learnt, {}, gradients, 0.1, 0.0)
-    assert result.history[0].accuracy == hits / len(x)
+    assert result.history[0].accuracy == correct / len(x)
 
 
 def test_validation_judges_the_rows_held_back():

@@ -10,7 +10,7 @@ import pytest
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.runtime.cuda.gpu import Event
-from onchip.runtime.cuda.trainer import CudaTeam
+from onchip.runtime.cuda.trainer import CudaJointTrainer
 from onchip.train import loop, training_run
 from onchip.train.checkpoint import Checkpoints
 from onchip.train.loop import fit
@@ -33,7 +33,7 @@ def emulated(monkeypatch):
         return lambda team, *args: log.append(name) or call(team, *args)
 
     for name in ("begin", "end"):
-        monkeypatch.setattr(CudaTeam, name, logged(name, getattr(CudaTeam, name)))
+        monkeypatch.setattr(CudaJointTrainer, name, logged(name, getattr(CudaJointTrainer, name)))
     return log
 
 

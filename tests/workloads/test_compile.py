@@ -34,7 +34,7 @@ def test_options_by_position_and_by_name(net):
         onchip.compile(net, "cpu", "fp32", 1), onchip.compile(net, None, "cpu", "fp32", 1),
         onchip.compile(net, device="cpu", threads=1), onchip.compile(net, "cpu", threads=1),
     ):  # fmt: skip
-        assert (engine.plan.device.kind, engine._backend.asked) == ("cpu", ("cpu", 1))
+        assert (engine.plan.device.kind, engine._backend.requested) == ("cpu", ("cpu", 1))
     with pytest.raises(TypeError, match="device"):
         onchip.compile(net, "cpu", device="cpu")
     with pytest.raises(TypeError, match="colour"):

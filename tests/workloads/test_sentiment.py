@@ -171,7 +171,7 @@ def test_odd_shapes(device, name, without, lengths):
     net = odd_network(name, lengths)
     engine, given = onchip.compile(net, device, batch_hint=10**9, without=without), odd_rows(net, 4_097)
     got, few = engine(*given), tuple(x[:50] for x in given)
-    assert_error_within(got[:50], reference.forward(net, few), yardstick=reference.forward(net, few, "float32"))
+    assert_error_within(got[:50], reference.forward(net, few), baseline=reference.forward(net, few, "float32"))
     for B in (0, 1, 7):
         assert engine(*(x[:B] for x in given)).tobytes() == got[:B].tobytes()
         assert engine(*(x[99 : 99 + B] for x in given)).tobytes() == got[99 : 99 + B].tobytes()

@@ -109,10 +109,10 @@ def fastest(variants: Variants, stage: Stage, synchronised: bool = False, calls:
     return best, best_name
 
 
-def check(stage: Stage, run: Run, judge: Callable[[Any], Verdict]) -> Verdict:
+def check(stage: Stage, run: Run, verify: Callable[[Any], Verdict]) -> Verdict:
     """Run what will be timed, over memory filled with NaNs."""
     stage.trim()  # memory that peers cached since: the first launch of a graph allocates some of its own
     y = run()
     stage.poison(y)
     del y  # an engine that allocates its result then reuses this memory
-    return judge(run())
+    return verify(run())

@@ -79,12 +79,12 @@ def climb_ladder(
 
 def find_ladder_device(name: str, options: LadderOptions, reporter: Reporter) -> Device:
     """The device to climb on. "auto": the GPU, if there is one and the ladder has rungs for it."""
-    asked = known_name(device_name(options.device), ("auto", "cpu", "cuda"), "device for a ladder", "--device auto")
-    if asked == "auto" and "cuda" not in ladder_devices(name):
+    requested = known_name(device_name(options.device), ("auto", "cpu", "cuda"), "device for a ladder", "--device auto")
+    if requested == "auto" and "cuda" not in ladder_devices(name):
         reporter.say("device: cpu (auto: this ladder has no rungs for a GPU yet)")
-        asked = "cpu"
-    found, _, chosen = find_device(asked, options.threads)
-    if asked == "auto":
+        requested = "cpu"
+    found, _, chosen = find_device(requested, options.threads)
+    if requested == "auto":
         reporter.say(f"device: {chosen}")
     # Old rates, measured on a busier machine, would give a wrong floor.
     return this_cpu(measure=True) if found.kind == "cpu" else found

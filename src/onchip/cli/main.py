@@ -128,8 +128,8 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         import typer
 
         from onchip import __version__

@@ -91,8 +91,8 @@ Verbose = Annotated[
 
 def left_out(no_fold: bool, no_merge: bool, no_windows: bool, no_phases: bool, no_early: bool) -> tuple[str, ...]:
     """The rewrites that the user disabled, by their names in Job."""
-    asked = {"fold": no_fold, "merge": no_merge, "windows": no_windows, "phases": no_phases, "early": no_early}
-    return tuple(name for name, off in asked.items() if off)
+    requested = {"fold": no_fold, "merge": no_merge, "windows": no_windows, "phases": no_phases, "early": no_early}
+    return tuple(name for name, off in requested.items() if off)
 
 
 def parse_shapes(given: list[str] | None) -> dict[str, tuple[int | str, ...]] | tuple[int | str, ...] | None:

@@ -30,7 +30,7 @@ from onchip.cli.options import (
     left_out,
     parse_shapes,
 )
-from onchip.cli.talk import print_json, progress, ranks_progress, rate, say, say_device
+from onchip.cli.talk import print_device, print_json, progress, ranks_progress, rate, say
 from onchip.errors import InputError, OnchipError, printable
 
 if TYPE_CHECKING:
@@ -157,11 +157,11 @@ def run(
     from onchip.formats.tables.csv_writer import check_top, likeliest
     from onchip.plan.kernel import Job
     from onchip.runtime.distributed.follower import follow
-    from onchip.runtime.distributed.leader import Team
+    from onchip.runtime.distributed.leader import RankGroup
     from onchip.runtime.distributed.ranks import find_ranks
     from onchip.runtime.engine import apply_io
     from onchip.runtime.io.output import KEEP_S, PICTURES, check_output_suffix, open_output
-    from onchip.runtime.io.stream import check_piece
+    from onchip.runtime.io.stream import check_chunk
     from onchip.runtime.run_job import RunOptions, parse_gpus, ranks_for, start_job
     from onchip.workloads import WORKLOADS, model_name
     from onchip.workloads.job import job_network, run_record, weights_note
@@ -170,7 +170,7 @@ def run(
     reporter = Reporter(found)
     if found.rank:
         raise Exit(follow(found, reporter.chunk))
-    with Team(found, deadline, say if verbose else lambda text: None) as team:
+    with RankGroup(found, deadline, say if verbose else lambda text: None) as team:
         model, named = model_name(model), _named_files(inputs or [])
         _check_request([*([rows] if rows else []), *named.values()], count, seed, padding)
         file = None if model in WORKLOADS else model
@@ -178,7 +178,7 @@ def run(
         check_outputs({"MODEL": file, "INPUT": rows, "--weights": weights, **read}, {"--output": output})
         check_output_suffix(output)
         if batch is not None:
-            check_piece(batch)
+            check_chunk(batch)
         check_started_once(ranks, found)
         _check_scale_out(ranks, rows, resume, output, deadline)
         if is_piped := rows == Path("-"):
@@ -221,7 +221,7 @@ def run(
                 engines, chunks = start_job(net, sources, sink, job, how, found, team, announce)
                 engine = engines[0]
                 chosen = _chosen([engine.chosen for engine in engines], found)
-                say_device(chosen, engine.plan, max(verbose, plan), time.perf_counter() - started)
+                print_device(chosen, engine.plan, max(verbose, plan), time.perf_counter() - started)
                 what = f"run {net.name}"
                 with progress(what, total) as update:
 

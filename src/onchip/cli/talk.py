@@ -111,7 +111,7 @@ def resumable(command: str, checkpoint: Path | None) -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def say_device(chosen: str, plan: Plan, verbose: int, compile_seconds: float) -> None:
+def print_device(chosen: str, plan: Plan, verbose: int, compile_seconds: float) -> None:
     """Log the device and why; -v the plan, -vv compile (or load) times, -vvv the paths of the cached binaries."""
     say(f"device: {chosen}")
     if verbose >= 1:

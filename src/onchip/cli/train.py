@@ -10,7 +10,7 @@ from typer import Context, Exit
 
 from onchip.cli import train_options as opt
 from onchip.cli.options import Json, Threads, Verbose
-from onchip.cli.talk import Update, print_json, progress, ranks_progress, rate, resumable, say, say_device
+from onchip.cli.talk import Update, print_device, print_json, progress, ranks_progress, rate, resumable, say
 from onchip.errors import OnchipError
 from onchip.network.text import plural
 
@@ -129,11 +129,11 @@ def train(
     say(f"data: {job.data.name}, {rows:,} rows to train on, {test_rows:,} to test ({job.data.where})")
     for note in (*job.data.notes, *job.notes):
         say(note)
-    asked = {**asdict(chosen), **asdict(job.options), **asdict(job.source), "data": job.data.name,
+    requested = {**asdict(chosen), **asdict(job.options), **asdict(job.source), "data": job.data.name,
              "layers": job.widths, "classes": job.data.words, "scale": job.standard.rows is not None,
              "scale_targets": job.standard.targets is not None}  # fmt: skip
     if chosen.seeds > 1:
-        train_all(job, chosen, asked, as_json, verbose, found)
+        train_all(job, chosen, requested, as_json, verbose, found)
         return
     how = {name: value for name in ("device", "threads", "checkpoint", "checkpoint_every", "resume", "debug")
            if (value := getattr(chosen, name)) is not None}  # fmt: skip
@@ -141,7 +141,7 @@ def train(
     started = time.perf_counter()
     with (
         resumable(f"onchip train {chosen.model}", chosen.checkpoint),
-        TrainLog(None if found.rank else chosen.log, log_head(asked)) as log_file,
+        TrainLog(None if found.rank else chosen.log, log_head(requested)) as log_file,
         progress(f"train {job.net.name}", job.options.epochs) as update,
     ):
 
@@ -155,18 +155,18 @@ def train(
     if found.rank:
         return
     result = trained.fit
-    say_device(result.chosen, result.plan, verbose, time.perf_counter() - started - result.seconds)
+    print_device(result.chosen, result.plan, verbose, time.perf_counter() - started - result.seconds)
     if chosen.output is not None:
         save(with_meaning(trained.network, job.data), chosen.output)
         say(f"wrote {chosen.output}")
     if chosen.plot is not None:
         draw_curve(chosen.plot, job.title, job.options.loss, result.history, result.best_epoch, tested(trained))
         say(f"wrote {chosen.plot}")
-    say_baseline(trained, job)
+    print_baseline(trained, job)
     samples_per_s = sum(epoch.samples_per_s * epoch.seconds for epoch in result.history) / result.seconds
     if as_json:
         print_json({
-            **asked, "device": result.chosen, "history": [asdict(epoch) for epoch in result.history],
+            **requested, "device": result.chosen, "history": [asdict(epoch) for epoch in result.history],
             "epoch_losses": result.epoch_losses, "best_epoch": result.best_epoch, **scores(trained),
             "test_rows": test_rows, "seconds": result.seconds,
             "ms_per_epoch": trained.ms_per_epoch, "samples_per_s": samples_per_s, "gpu_bytes": result.gpu_bytes,
@@ -206,7 +206,7 @@ def _start_ranks(ranks: int | None, args: list[str]) -> Ranks:
 
 
 def train_all(
-    job: TrainJob, chosen: Settings, asked: dict[str, Any], as_json: bool, verbose: int, ranks: Ranks
+    job: TrainJob, chosen: Settings, requested: dict[str, Any], as_json: bool, verbose: int, ranks: Ranks
 ) -> None:
     """Train one network per seed; rank 0 writes the one with the lowest loss."""
     from onchip.formats.load import save
@@ -223,11 +223,11 @@ def train_all(
     if ranks.rank:
         return
     seconds, best = time.perf_counter() - started, results.done[results.best_seed]
-    say_device(best.fit.chosen, best.fit.plan, verbose, seconds - best.fit.seconds)
+    print_device(best.fit.chosen, best.fit.plan, verbose, seconds - best.fit.seconds)
     if chosen.output is not None:
         save(with_meaning(best.network, job.data), chosen.output)
         say(f"wrote {chosen.output}, of seed {results.best_seed}")
-    say_baseline(best, job)
+    print_baseline(best, job)
     if as_json:
         each = [
             {"seed": seed, "epoch_losses": trained.fit.epoch_losses, "best_epoch": trained.fit.best_epoch,
@@ -235,7 +235,7 @@ def train_all(
             for seed, trained in results.done.items()
         ]  # fmt: skip
         diverged = [seed for seed in results.seeds if seed not in results.done]
-        print_json({**asked, "device": best.fit.chosen, "results": each, "diverged": diverged,
+        print_json({**requested, "device": best.fit.chosen, "results": each, "diverged": diverged,
                     "best_seed": results.best_seed, "seconds": seconds})  # fmt: skip
         return
     print(results)
@@ -265,7 +265,7 @@ def scores(trained: Trained) -> dict[str, Any]:
     return {name: getattr(trained, name) for name in names}
 
 
-def say_baseline(trained: Trained, job: TrainJob) -> None:
+def print_baseline(trained: Trained, job: TrainJob) -> None:
     """Warn if the network is no better on the test rows than a constant prediction."""
     if trained.beats_baseline is False:
         what = "the mean of the targets" if trained.accuracy is None else "the most common class"

@@ -25,7 +25,7 @@ from onchip.network.reading import blaming, show
 from onchip.train.options import MAX_FLOAT32, OTHER_NAMES, TrainOptions, check_name
 
 MAX_CONFIG_BYTES = 1 << 14  # one line per key is short; the parser's time is quadratic in the nesting depth
-MOST_SEEDS = 1000
+MAX_SEEDS = 1000
 _MAX_DIGITS = 18  # of a width
 _MAYBE_FILES = ("model", "data", "labels", "test_data", "test_labels")  # or names
 
@@ -80,10 +80,8 @@ def settings(config: Path | None, told: Mapping[str, Any]) -> tuple[Settings, di
 
 
 def _check_seeds(given: Mapping[str, Any]) -> None:
-    if not 1 <= given["seeds"] <= MOST_SEEDS:
-        raise InputError(
-            "bad number of seeds", got=str(given["seeds"]), expected=f"1 to {MOST_SEEDS}", hint="--seeds 8"
-        )
+    if not 1 <= given["seeds"] <= MAX_SEEDS:
+        raise InputError("bad number of seeds", got=str(given["seeds"]), expected=f"1 to {MAX_SEEDS}", hint="--seeds 8")
     for name in ("checkpoint", "resume", "debug", "log", "plot"):
         if given.get(name):
             raise InputError(

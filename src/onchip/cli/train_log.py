@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from onchip.train.training_run import Epoch
 
 
-def log_head(asked: Mapping[str, Any]) -> dict[str, Any]:
+def log_head(requested: Mapping[str, Any]) -> dict[str, Any]:
     """The first line: the settings and the versions."""
     import numpy
 
     from onchip import __version__
 
     versions = {"onchip": __version__, "numpy": numpy.__version__, "python": platform.python_version()}
-    return {"versions": versions, **asked}
+    return {"versions": versions, **requested}
 
 
 class TrainLog:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from onchip.errors import FormatError
 from onchip.network.graph import Network, Node
 from onchip.network.layers import LAYERS, Layer
-from onchip.network.layers.select import MOST_INDICES
+from onchip.network.layers.select import MAX_INDICES
 from onchip.network.names import did_you_mean
 from onchip.network.reading import MAX_DIM, MAX_RANK, is_text, show
 from onchip.network.recipe import Weight
@@ -159,7 +159,7 @@ def _as_declared(value: object, hint: Any, where: str) -> object:
                 continue
     if origin is tuple and isinstance(value, list):
         each = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
-        if len(each) == len(value) <= MOST_INDICES:
+        if len(each) == len(value) <= MAX_INDICES:
             return tuple(_as_declared(v, h, where) for v, h in zip(value, each, strict=True))
     if hint in (int, float) and type(value) is int and abs(value) <= MAX_DIM:
         return hint(value)

@@ -20,7 +20,7 @@ from onchip.network.layers import (
     Reshape,
     Softmax,
 )
-from onchip.plan.kernel import Claim, Price, Use
+from onchip.plan.kernel import Claim, Cost, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 
 
@@ -170,11 +170,11 @@ def _walk(net: Network, start: int, activations: tuple[type[Elementwise], ...], 
     return {start + begin: (chain, number) for number, begin in enumerate(begins)}
 
 
-def forward_price(net: Network, chain: Chain) -> Price:
+def forward_cost(net: Network, chain: Chain) -> Cost:
     """What any kernel must move and compute: x in, y out, every weight once per launch."""
     nodes = [net.by_name[name] for name in chain.nodes]
     weights = sum(layer.D_out * (layer.D_in + (layer.bias is not None)) for layer in chain.layers)
-    return Price(
+    return Cost(
         row_flop=sum(map(net.row_flop, nodes)),
         row_bytes=net.types[nodes[0].inputs[0]].row_bytes + net.types[nodes[-1].name].row_bytes,
         fixed_bytes=4 * weights,
@@ -216,7 +216,7 @@ def in_layouts(net: Network, node: Node, claim: Claim) -> Iterator[Claim]:
     yield claim
     if all(has_channels(net.types[value]) for value in (*node.inputs, node.name)) and net.readers(node.name):
         reads = dict.fromkeys(node.inputs, Use(CHANNELS_LAST))
-        yield dataclasses.replace(claim, reads=reads, gives={node.name: CHANNELS_LAST})
+        yield dataclasses.replace(claim, reads=reads, writes={node.name: CHANNELS_LAST})
 
 
 def given_ids(net: Network, value: str) -> set[str] | None:

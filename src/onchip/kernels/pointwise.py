@@ -101,9 +101,9 @@ class Operation:
 
     def told(self, layer: Layer) -> tuple[np.float32, ...]:
         """The parameters of a layer, for float32 kernels."""
-        return tuple(map(np.float32, self.told_exactly(layer)))
+        return tuple(map(np.float32, self.parameter_values(layer)))
 
-    def told_exactly(self, layer: Layer) -> tuple[float, ...]:
+    def parameter_values(self, layer: Layer) -> tuple[float, ...]:
         none = {"low": -math.inf, "high": math.inf}
         given = [(name, getattr(layer, name)) for name in self.parameters]
         return tuple(none[name] if value is None else value for name, value in given)

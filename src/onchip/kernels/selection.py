@@ -10,12 +10,12 @@ import numpy as np
 
 from onchip.network.graph import Network, Node
 from onchip.network.layers import LinearResize, Selection
-from onchip.network.layers.resize import MOST_RESIZED, Taps
+from onchip.network.layers.resize import MAX_RESIZED, Taps
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 
-AXES = MOST_RESIZED  # with tables
+AXES = MAX_RESIZED  # with tables
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def tables_for(layer: Selection, row_shape: tuple[int, ...], layout: str) -> Tab
     return tables_of(row_shape, chosen)
 
 
-def may_turn(net: Network, node: Node) -> bool:
+def may_be_nhwc(net: Network, node: Node) -> bool:
     """Whether its values may be NHWC: none is a network input or output, which are NCHW."""
     (value,) = node.inputs
     inside = value not in net.inputs and bool(net.readers(node.name))

@@ -22,9 +22,9 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
 # The state arrays per optimiser.
 STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square"), "adamw": ("mean", "square")}
 CLIP_EPS = 1e-6  # added to a norm before division, as in torch
-RULE_FLOATS = 8  # per-step optimiser values
-MOST_EPOCHS, _MOST_QUEUED_ROWS = 32, 1 << 21  # limits of what is queued on a device at a time
-_MOST_STEPS = 2**62  # counting on from there does not overflow
+STEP_FLOATS = 8  # per-step optimiser values
+MAX_EPOCHS, _MAX_QUEUED_ROWS = 32, 1 << 21  # limits of what is queued on a device at a time
+_MAX_STEPS = 2**62  # counting on from there does not overflow
 _PIECE = 1 << 18  # elements converted to bytes at a time: they stay in a core's cache
 
 
@@ -109,7 +109,7 @@ class Trainer(Protocol):
         ...
 
 
-class TrainerTeam(Protocol):
+class JointTrainer(Protocol):
     """Runs of networks that differ only in their weights, trained together: on a GPU by one launch."""
 
     @property
@@ -177,7 +177,7 @@ def _named(node: Node) -> str:
 def why_not_plain(job: Job) -> str:
     """ "" if the job has a plain loss and plain gradients; else the first option that kernels without extras lack."""
     extras = {"label smoothing": job.label_smoothing, "weights of rows": job.is_weighted, "clipping": job.clip_norm}
-    return next((f"takes no {name}" for name, asked in extras.items() if asked), "")
+    return next((f"takes no {name}" for name, requested in extras.items() if requested), "")
 
 
 def bytes_of(x: Array) -> tuple[Array, float] | None:
@@ -218,7 +218,7 @@ def _make_bytes(x: Array, levels: int, made: Array) -> bool:
 
 def epochs_at_once(rows: int, batch: int) -> int:
     """The number of epochs of `rows` rows that are queued on a device together."""
-    return max(1, min(MOST_EPOCHS, _MOST_QUEUED_ROWS // (-(-rows // batch) * batch)))
+    return max(1, min(MAX_EPOCHS, _MAX_QUEUED_ROWS // (-(-rows // batch) * batch)))
 
 
 def weights_of_batches(order: Array, batch: int, row_weights: Array | None) -> Array:
@@ -237,10 +237,10 @@ def mean_losses(loss: str, sums: Array, weights: Array) -> Array:
     return sums if loss == "half_sse" else np.divide(sums, weights, out=np.zeros_like(sums), where=weights > 0)
 
 
-def rules_of_steps(
+def per_step_values(
     job: Job, N: int, weights: Array, done: int, lr: float | Array, momentum: float, decay: float
 ) -> Array:  # fmt: skip
-    """(steps, RULE_FLOATS) float32: lr, scale, root, keep, decay and clip per step, N outputs per row.
+    """(steps, STEP_FLOATS) float32: lr, scale, root, keep, decay and clip per step, N outputs per row.
 
     A gradient is a sum over rows; `scale` turns it into the mean that the loss uses. lr and root include Adam's bias
     corrections. `keep` is the fraction of momentum's velocity that a step keeps, or of Adam's w, which adamw's decay
@@ -250,7 +250,7 @@ def rules_of_steps(
     done     steps before these
     lr       of all steps, or per step
     """
-    rules = np.zeros((len(weights), RULE_FLOATS), np.float32)
+    rules = np.zeros((len(weights), STEP_FLOATS), np.float32)
     rules[:, 0], rules[:, 1:3], rules[:, 3:6] = lr, 1, (momentum, decay, job.clip_norm)
     if job.loss != "half_sse":
         top, outputs = (2.0, N) if job.loss == "mse" else (1.0, 1)
@@ -277,7 +277,7 @@ def check_restored(
     for name, array in state_like.items():
         _check_like(state, name, array)
         low = 0 if name == "steps" or name.startswith("square:") else -np.inf
-        high = _MOST_STEPS if name == "steps" else np.inf
+        high = _MAX_STEPS if name == "steps" else np.inf
         if not ((state[name] >= low) & (state[name] <= high)).all():  # False for NaN
             got = f"from {state[name].min()} to {state[name].max()}"
             raise FormatError(f"'{name}' is no state of an optimiser", got=got, expected=f"{low} to {high}")

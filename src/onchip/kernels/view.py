@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Identity, Permute, Reshape
 from onchip.plan.device import Device
-from onchip.plan.kernel import PRECISIONS, Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import PRECISIONS, Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 
-_FREE = Price(0, 0, launches=0)
+_FREE = Cost(0, 0, launches=0)
 
 
 class View:
@@ -27,11 +27,11 @@ class View:
         node = net.nodes[start]
         if job.is_training or not isinstance(node.layer, Reshape | Identity | Permute):
             return
-        for reads, gives in _ways(net, node):
+        for reads, writes in _ways(net, node):
             yield Claim(
                 self.name, f"{self.name}<{node.layer.kind}>", (node.name,), _FREE, "the same numbers, seen otherwise",
                 reads=dict.fromkeys(node.inputs, Use(CHANNELS_LAST)) if reads else {},
-                gives={node.name: CHANNELS_LAST} if gives else {}, is_view=True,
+                writes={node.name: CHANNELS_LAST} if writes else {}, is_view=True,
             )  # fmt: skip
 
 

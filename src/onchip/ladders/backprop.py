@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import compiled
-from onchip.kernels.cpu.threading.threads import run_pieces, start_helpers
+from onchip.kernels.cpu.threading.threads import run_tasks, start_helpers
 from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.pace import blas_limiter
 from onchip.measure.truth import TrainingTruth, flat_run
@@ -216,8 +216,8 @@ def _update_level(worker: int, k: int, s: State) -> None:
 @compiled()
 def _epoch_all_cores(x: Array, y: Array, s: State) -> float:
     P = len(s.error)
-    run_pieces(_share, (x, y, s), P, P)
-    run_pieces(_update_level, (s,), len(s.w), P)
+    run_tasks(_share, (x, y, s), P, P)
+    run_tasks(_update_level, (s,), len(s.w), P)
     return s.error[:, 0].sum()  # type: ignore[no-any-return]
 
 

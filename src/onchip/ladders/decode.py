@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import compiled
-from onchip.kernels.cpu.threading.threads import run_pieces, start_helpers
+from onchip.kernels.cpu.threading.threads import run_tasks, start_helpers
 from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.pace import blas_limiter
 from onchip.measure.truth import Truth
@@ -83,7 +83,7 @@ def _share(worker: int, share: int, x: Array, w: Array, y: Array, is_last: bool,
 
 @compiled()
 def _layer(x: Array, w: Array, y: Array, is_last: bool, P: int) -> None:
-    run_pieces(_share, (x, w, y, is_last, P), P, P)
+    run_tasks(_share, (x, w, y, is_last, P), P, P)
 
 
 def _layer_by_layer(x: Array, weights: Sequence[Array], threads: int) -> Callable[[], Array]:

@@ -33,7 +33,7 @@ from onchip.measure.truth import Truth, Verdict, relative_error
 from onchip.network.graph import Network
 from onchip.network.io import with_io
 from onchip.network.recipe import Array
-from onchip.plan.kernel import Job, Kernel, Price
+from onchip.plan.kernel import Cost, Job, Kernel
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.gpu import Gpu
@@ -79,13 +79,13 @@ class CudaRung(Rung[DeviceRows]):
         (program,) = self.programs()
         blocks = -(-B // self.tile)
         if self.is_persistent:
-            blocks = min(blocks, gpu.device.units * gpu.load(program).blocks_per_unit(THREADS, 0))
+            blocks = min(blocks, gpu.device.units * gpu.load(program).blocks_per_sm(THREADS, 0))
         return Steps((self.launch(program, line_of(blocks), Input(0), *_ALL_WEIGHTS, Output(0), Int64(B)),))
 
     def launch(self, program: Program, config: LaunchConfig, *arguments: Argument) -> KernelLaunch:
         return KernelLaunch(program, config, arguments, Budget(self.max_registers))
 
-    def judge(self, truth: Any, got: Array) -> Verdict:
+    def verify(self, truth: Any, got: Array) -> Verdict:
         return cast(DecodeTruth, truth).judge_in(self.precision, got)
 
 
@@ -230,7 +230,7 @@ class Engine(Rung[DeviceRows]):
         (step,) = CudaBackend().bind_rows(made).groups  # one kernel runs the whole network
         return DeviceRun(gpu, step.lowering.at(B), x.on(gpu, dtype), step.weights, (B, D_OUT), dtype)
 
-    def judge(self, truth: Any, got: Array) -> Verdict:
+    def verify(self, truth: Any, got: Array) -> Verdict:
         return cast(DecodeTruth, truth).judge_in(self.precision, got, sums="float32")
 
 
@@ -266,7 +266,7 @@ class DecodeTruth(Truth):
     def judge_in(self, precision: str, got: Array, sums: str = "float16") -> Verdict:
         """fp16: at most twice the error of a naive run with the same accumulators plus a few ulp, and HALF_LIMIT."""
         if DTYPES[precision] == "float32":
-            return self.judge(got)
+            return self.verify(got)
         if sums not in self._allowed_half:
             naive = relative_error(naive_half(self._net, self._x, sums), self.y[: len(self._x)])
             self._allowed_half[sums] = min(2 * naive + _HALF_ULPS, HALF_LIMIT)
@@ -292,8 +292,8 @@ def floor_ms(net: Network, B: int, precision: str) -> float:
     weights, size = sum(w.size for w in weight_matrices(net)), np.dtype(DTYPES[precision]).itemsize
     row_bytes = (decode.WIDTHS[0] + D_OUT) * size
     flop, rate = (6 * weights, "tf32") if precision == "3xtf32" else (2 * weights, precision)
-    price = Price(row_flop=flop, row_bytes=row_bytes, fixed_bytes=weights * size, launches=0)
-    return price.floor_us(Gpu.get().device, rate, B) / 1e3
+    cost = Cost(row_flop=flop, row_bytes=row_bytes, fixed_bytes=weights * size, launches=0)
+    return cost.floor_us(Gpu.get().device, rate, B) / 1e3
 
 
 RUNGS: tuple[type[CudaRung], ...] = (

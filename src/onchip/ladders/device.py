@@ -98,7 +98,7 @@ class DeviceRun:
 def occupancy(launch: KernelLaunch, function: Function, arch: str) -> float:
     """The share of an SM's warps that the kernel's registers and shared memory allow."""
     threads = math.prod(launch.config.block)
-    return function.blocks_per_unit(threads, launch.config.shared_bytes) * -(-threads // 32) / _WARPS[arch]
+    return function.blocks_per_sm(threads, launch.config.shared_bytes) * -(-threads // 32) / _WARPS[arch]
 
 
 def line_of(blocks: int, threads: int = THREADS) -> LaunchConfig:

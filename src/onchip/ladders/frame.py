@@ -30,7 +30,7 @@ class Rows(Protocol):
 
 
 class Judge(Protocol):
-    def judge(self, got: Array, /) -> Verdict: ...
+    def verify(self, got: Array, /) -> Verdict: ...
 
 
 X = TypeVar("X", bound=Rows)
@@ -51,9 +51,9 @@ class Rung(abc.ABC, Generic[X]):
         have its own clock (measure.OwnClock) and `facts`, which the table shows. PlanError if the rung cannot run.
         """
 
-    def judge(self, truth: Any, got: Array) -> Verdict:
+    def verify(self, truth: Any, got: Array) -> Verdict:
         """Check a result with the ladder's reference. Rungs in another precision override this."""
-        verdict: Verdict = truth.judge(got)
+        verdict: Verdict = truth.verify(got)
         return verdict
 
 
@@ -158,7 +158,7 @@ def climb(
         here.append(rung)
         runs.append(run)
         sizes.append(size)
-        verdicts.append(rung.judge(truths[checked], short()))
+        verdicts.append(rung.verify(truths[checked], short()))
     right = [i for i, verdict in enumerate(verdicts) if verdict.is_right]
 
     def on_block(turn: int, i: int) -> None:

@@ -12,14 +12,14 @@ import numpy as np
 from onchip.kernels import reference
 from onchip.kernels.cpu.compiler.jit import compiled
 from onchip.kernels.cpu.scan.scan import scan_rows
-from onchip.kernels.cpu.threading.threads import run_pieces, start_helpers
+from onchip.kernels.cpu.threading.threads import run_tasks, start_helpers
 from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.truth import Verdict, allowed_error
 from onchip.network.graph import Network
 from onchip.network.recipe import Array
 from onchip.network.scan_op import ScanOp
 from onchip.plan.device import Device
-from onchip.plan.kernel import Price
+from onchip.plan.kernel import Cost
 from onchip.runtime.cpu.backend import this_cpu
 from onchip.workloads import scan
 
@@ -79,13 +79,13 @@ def _scan_share(worker: int, share: int, x: Array, y: Array, totals: Array) -> N
 def _two_level(x: Array, y: Array, totals: Array) -> None:
     """totals (P,): the sum of each of P chunks, then the exclusive prefix of each."""
     P = len(totals)
-    run_pieces(_add_up, (x, totals), P, P)
+    run_tasks(_add_up, (x, totals), P, P)
     so_far = _ZERO
     for share in range(P):
         total = totals[share]
         totals[share] = so_far
         so_far += total
-    run_pieces(_scan_share, (x, y, totals), P, P)
+    run_tasks(_scan_share, (x, y, totals), P, P)
 
 
 class TwoLevel(Rung[Array]):
@@ -137,7 +137,7 @@ class ScanTruth:
     def _error(self, got: Array) -> float:
         return float((np.abs(got - self.y) / self._scale).max())
 
-    def judge(self, got: Array) -> Verdict:
+    def verify(self, got: Array) -> Verdict:
         """got (N,) float32."""
         if got.shape != self.y.shape:
             return Verdict(float("inf"), self.allowed)
@@ -149,7 +149,7 @@ class ScanTruth:
 
 def device_floor_ms(device: Device, N: int) -> float:
     """Reads and writes every value once; launches are not counted."""
-    return Price(row_flop=1, row_bytes=8, launches=0).floor_us(device, "fp32", N) / 1e3
+    return Cost(row_flop=1, row_bytes=8, launches=0).floor_us(device, "fp32", N) / 1e3
 
 
 LADDER = Ladder(

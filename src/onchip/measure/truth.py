@@ -16,7 +16,7 @@ from onchip.network.types import numpy_dtype
 from onchip.runtime.cpu.backend import core_count
 from onchip.train.options import TrainOptions
 
-_PIECE_ROWS = 16_384  # rows per chunk: the reference keeps all activations
+_CHUNK_ROWS = 16_384  # rows per chunk: the reference keeps all activations
 _FEW_ULP = 4 * float(np.finfo(np.float32).eps)
 
 
@@ -60,7 +60,7 @@ class Truth:
 
     def __init__(self, net: Network, x: Rows, dtype: str = "float32") -> None:
         given = as_inputs(x)
-        pieces = [tuple(rows[i : i + _PIECE_ROWS] for rows in given) for i in range(0, len(given[0]), _PIECE_ROWS)]
+        pieces = [tuple(rows[i : i + _CHUNK_ROWS] for rows in given) for i in range(0, len(given[0]), _CHUNK_ROWS)]
         self.y = np.concatenate([reference.forward(net, piece) for piece in pieces])
         naive = np.concatenate([naive_run(net, piece, dtype) for piece in pieces])
         self.allowed = allowed_error(relative_error(naive, self.y))
@@ -75,7 +75,7 @@ class Truth:
         other.allowed = allowed_error(naive)
         return other
 
-    def judge(self, got: Array) -> Verdict:
+    def verify(self, got: Array) -> Verdict:
         """got: y of all rows."""
         return Verdict(relative_error(np.asarray(got), self.y), self.allowed)
 
@@ -126,11 +126,11 @@ class TrainingTruth:
             losses_error = max(losses_error, relative_error(naive[: len(batches)], self._losses))
         self.allowed, self.losses_allowed = allowed_error(error), allowed_error(losses_error)
 
-    def judge(self, got: Array) -> Verdict:
+    def verify(self, got: Array) -> Verdict:
         """got: as returned by `flat_run`."""
         return Verdict(relative_error(got, self.run), self.allowed)
 
-    def judge_losses(self, got: Array) -> Verdict:
+    def verify_losses(self, got: Array) -> Verdict:
         """Check the loss curve alone. got: one loss per step, for these steps and maybe later ones."""
         return Verdict(relative_error(np.asarray(got)[: len(self._losses)], self._losses), self.losses_allowed)
 

@@ -9,15 +9,15 @@ from onchip.errors import PlanError
 from onchip.network.graph import Network, Node
 from onchip.network.recipe import Recipe, as_is, reach
 from onchip.network.types import DTYPE_BYTES
-from onchip.plan.build_price import build_us, makes_of
+from onchip.plan.build_cost import build_us, makes_of
 from onchip.plan.device import Device
-from onchip.plan.kernel import TABLES, Claim, Converter, Job, Kernel, Price, Refusal
+from onchip.plan.kernel import TABLES, Claim, Converter, Cost, Job, Kernel, Refusal
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Group, Plan, groups_of, values_read
 
 # Above any real cost: a layer gets no kernel, or a fallback, only if no other kernel claims it.
 _NO_KERNEL_US = 1e12
-MOST_STATES = 16  # layout states followed per position, cheapest first
+MAX_STATES = 16  # layout states followed per position, cheapest first
 
 # Layouts of live values: (value, layout) for each value that is stored in more than ROWS or in another layout.
 State = frozenset[tuple[str, str]]
@@ -69,7 +69,7 @@ def cover(
             claims = [no_claim(net, net.nodes[start], job)]
         for claim in claims:
             end = start + len(claim.nodes)
-            cost = claim.price.estimate_us(device, job.precision, job.batch)
+            cost = claim.cost.estimate_us(device, job.precision, job.batch)
             if claim.is_fallback or not claim.kernel:
                 cost += _NO_KERNEL_US
             for state, way in ways:
@@ -122,12 +122,12 @@ class _Layouts:
             wanted += [(value, ROWS) for value in lies.keys() - _by_value(state).keys()]
             moves: list[Claim] = []
             reachable = all(self._convert(lies.copy(), {value: layout}, moves) for value, layout in wanted)
-            if not reachable or way.cost < first.cost + self._price(moves):
+            if not reachable or way.cost < first.cost + self._cost(moves):
                 kept.append((state, way))
-        return kept[:MOST_STATES]
+        return kept[:MAX_STATES]
 
-    def _price(self, moves: Sequence[Claim]) -> float:
-        return sum(m.price.estimate_us(self._device, self._job.precision, self._job.batch) for m in moves)
+    def _cost(self, moves: Sequence[Claim]) -> float:
+        return sum(m.cost.estimate_us(self._device, self._job.precision, self._job.batch) for m in moves)
 
     def step(self, ways: dict[State, _Way], end: int, state: State, way: _Way, claim: Claim, cost: float) -> None:
         """Record the path by which a claim leads from a state to position `end`, unless a cheaper one is known."""
@@ -139,12 +139,12 @@ class _Layouts:
             wanted = {value: claim.layout_read(value) for value in values_read(self._net, claim)}
             if not self._convert(lies, wanted, before):
                 return
-            lies |= {value: (layout,) for value, layout in claim.gives.items()}
+            lies |= {value: (layout,) for value, layout in claim.writes.items()}
             if end == len(self._net.nodes) and not self._convert(lies, dict.fromkeys(self._net.outputs, ROWS), behind):
                 return
             alive = ((value, found) for value, found in lies.items() if self._last_read.get(value, -1) >= end)
             state = frozenset((v, layout) for v, found in alive if found != (ROWS,) for layout in found)
-            cost += self._price((*before, *behind))
+            cost += self._cost((*before, *behind))
         if state not in ways or cost < ways[state].cost:
             ways[state] = _Way(cost, way, (*before, claim, *behind))
 
@@ -201,9 +201,9 @@ def no_claim(net: Network, node: Node, job: Job) -> Claim:
     if looked_up := net.row_looked_up(node):  # only these table rows are read; no cache hits are assumed
         fixed -= recipes["weight"].nbytes
         reads += looked_up * DTYPE_BYTES[dtypes["weight"]]
-    price = Price(net.row_flop(node), reads + net.types[node.name].row_bytes, fixed)
+    cost = Cost(net.row_flop(node), reads + net.types[node.name].row_bytes, fixed)
     label, why = f"none yet for {node.layer.kind}", "no kernel of this device takes it yet"
-    return Claim("", label, (node.name,), price, why, recipes)
+    return Claim("", label, (node.name,), cost, why, recipes)
 
 
 def _no_kernel(net: Network, node: Node, device: Device, job: Job, refusals: Sequence[Refusal]) -> PlanError:

@@ -65,7 +65,7 @@ SUSTAINED_FLOPS, SUSTAINED_BANDWIDTH = 0.7, 0.88
 # Of the bus too: NumPy rows through pinned memory reached 44 GB/s over PCIe 5 x16 (63 GB/s).
 SUSTAINED_BUS, PCIE_5, PCIE_4 = 0.7, 63e9, 31.5e9
 # An SM reads at most 128 B per clock from L2.
-L2_BYTES_A_CLOCK = 128
+L2_BYTES_PER_CLOCK = 128
 
 
 def sustained_flops(flops: Mapping[str, float]) -> dict[str, float]:
@@ -81,7 +81,7 @@ H200 = Device(
     "decode, 7 to 2,097,152 of them",
     peak=Peak(
         {"fp32": 66.9e12, "tf32": 494.5e12, "bf16": 989e12, "fp16": 989e12, "fp8": 1979e12}, bandwidth=4.8e12,
-        cache_bandwidth=132 * L2_BYTES_A_CLOCK * 1.98e9, launch_us=0.7,
+        cache_bandwidth=132 * L2_BYTES_PER_CLOCK * 1.98e9, launch_us=0.7,
     ),
     cache_bytes=50 << 20, call_us=19.0, bus_bandwidth=SUSTAINED_BUS * PCIE_5, graph_launch_us=2.0,
 )  # fmt: skip
@@ -96,7 +96,7 @@ def _from_data_sheet(
     clock            Hz, boost
     bandwidth, bus   bytes/s
     """
-    peak = Peak(flops, bandwidth, units * L2_BYTES_A_CLOCK * clock, H200.peak.launch_us)
+    peak = Peak(flops, bandwidth, units * L2_BYTES_PER_CLOCK * clock, H200.peak.launch_us)
     return Device(
         name=name, kind="cuda", arch=arch, units=units, flops=sustained_flops(flops),
         bandwidth=SUSTAINED_BANDWIDTH * bandwidth, launch_us=H200.launch_us, fast_bytes=shared_kib << 10,

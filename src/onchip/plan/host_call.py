@@ -9,7 +9,7 @@ at 44 GB/s.
 from __future__ import annotations
 
 from onchip.network.graph import Network
-from onchip.plan.build_price import BUS_BANDWIDTH
+from onchip.plan.build_cost import BUS_BANDWIDTH
 from onchip.plan.device import Device
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan, format_us
@@ -43,7 +43,7 @@ def _work_us(plan: Plan, B: int) -> float:
     return plan.estimate_at(B) + plan.device.launch_us - plan.device.graph_launch_us
 
 
-def least_us(net: Network, job: Job, device: Device, B: int) -> float:
+def min_us(net: Network, job: Job, device: Device, B: int) -> float:
     """A lower bound in microseconds for B rows, whatever kernels the device has.
 
     The CPU kernels take a second to load: if a GPU is faster than this bound, they need not be queried.

@@ -75,7 +75,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Price:
+class Cost:
     """The work of a claim: a part per row and a part per launch."""
 
     row_flop: int
@@ -84,9 +84,9 @@ class Price:
     launches: int = 1
     precision: str = ""  # of the flop, if it is not the job's
     rate: float = 1.0  # fraction of the device's sustained flop/s that the kernel reaches, for the estimate
-    turned_bytes: int = 0  # bytes per row that are reordered before or after: a separate pass
+    transposed_bytes: int = 0  # bytes per row that are reordered before or after: a separate pass
     why_slow: str = ""  # what keeps it above its floor, where no other field explains it
-    least_us: float = 0.0  # minimum time of a launch's work, however small: what a block does in sequence
+    min_us: float = 0.0  # minimum time of a launch's work, however small: what a block does in sequence
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
         """The least time of this work on this device: peak rates, and cache bandwidth where the data fits the cache."""
@@ -99,9 +99,9 @@ class Price:
         """The expected time at sustained rates: what plans are compared by."""
         compute = self.row_flop * B / (self.rate * device.flops[self.precision or precision])
         memory = (self.row_bytes * B + self.fixed_bytes) / device.bandwidth
-        turned = self.turned_bytes * B / device.bandwidth
+        turned = self.transposed_bytes * B / device.bandwidth
         launch_us = device.graph_launch_us or device.launch_us  # a network's launches are one graph
-        return max((max(compute, memory) + turned) * 1e6, self.least_us) + self.launches * launch_us
+        return max((max(compute, memory) + turned) * 1e6, self.min_us) + self.launches * launch_us
 
 
 @dataclass(frozen=True)
@@ -119,19 +119,19 @@ class Claim:
     kernel: str
     label: str  # the kernel with its template arguments: widths, activations
     nodes: tuple[str, ...]  # names of the claimed nodes, in order
-    price: Price
+    cost: Cost
     why: str
     recipes: Mapping[str, Recipe] = field(default_factory=dict)  # weights in the kernel's layout, by the kernel's names
     fast_bytes: int = 0  # shared memory per block, or cache per thread
     order: str = ""  # the reduction order, the same for every number of rows; "" if there is no reduction
     facts: object = None  # what the kernel needs to launch; opaque to the planner
     reads: Mapping[str, Use] = field(default_factory=dict)  # the values that it does not read in ROWS exactly once
-    gives: Mapping[str, str] = field(default_factory=dict)  # the layouts of values that it does not write in ROWS
+    writes: Mapping[str, str] = field(default_factory=dict)  # the layouts of values that it does not write in ROWS
     is_view: bool = False  # its output is a view of its input: nothing is launched
     is_fallback: bool = False  # of a kernel that claims any layer: used only if no other kernel claims the layer
 
     def __post_init__(self) -> None:
-        for name in ("recipes", "reads", "gives"):
+        for name in ("recipes", "reads", "writes"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -145,7 +145,7 @@ class Claim:
     @property
     def has_layouts(self) -> bool:
         """Whether it reads or writes any value in a layout other than ROWS."""
-        return bool(self.gives) or any(use.layout != ROWS for use in self.reads.values())
+        return bool(self.writes) or any(use.layout != ROWS for use in self.reads.values())
 
     @property
     def build_flop(self) -> int:

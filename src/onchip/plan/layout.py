@@ -13,7 +13,7 @@ def has_channels(given: TensorType) -> bool:
     return len(given.shape) > 2 and 1 < given.row_shape[0] < given.row_size
 
 
-def lying(given: TensorType, layout: str) -> TensorType:
+def stored_type(given: TensorType, layout: str) -> TensorType:
     """The type of the array that holds a value in memory."""
     if layout == ROWS:
         return given
@@ -21,7 +21,7 @@ def lying(given: TensorType, layout: str) -> TensorType:
     return TensorType((B, *pixels, C), given.dtype)
 
 
-def row_axis_lying(axis: int, rank: int, layout: str) -> int:
+def stored_row_axis(axis: int, rank: int, layout: str) -> int:
     """The index of a value's axis (0 is the batch) in the shape of a stored row."""
     if layout == ROWS:
         return axis - 1

@@ -14,7 +14,7 @@ from onchip.network.text import columns, escaped, html_table, plural
 from onchip.network.types import DTYPE_BYTES, TensorType
 from onchip.plan.device import Device
 from onchip.plan.kernel import TABLES, Claim, Job, Refusal
-from onchip.plan.layout import ROWS, lying
+from onchip.plan.layout import ROWS, stored_type
 from onchip.plan.slow import slow_because
 
 
@@ -47,7 +47,7 @@ class Plan:
 
     def floor_at(self, B: int) -> float:
         """The least microseconds that B rows take."""
-        return sum(g.claim.price.floor_us(self.device, self.job.precision, B) for g in self.groups)
+        return sum(g.claim.cost.floor_us(self.device, self.job.precision, B) for g in self.groups)
 
     @property
     def estimate_us(self) -> float:
@@ -55,7 +55,7 @@ class Plan:
 
     def estimate_at(self, B: int) -> float:
         """The microseconds that B rows should take."""
-        return sum(g.claim.price.estimate_us(self.device, self.job.precision, B) for g in self.groups)
+        return sum(g.claim.cost.estimate_us(self.device, self.job.precision, B) for g in self.groups)
 
     @property
     def between_bytes(self) -> int:
@@ -68,23 +68,23 @@ class Plan:
         net = self.network
         found = dict(net.inputs)
         for group in self.groups:
-            for value in group.claim.nodes or group.claim.gives:
-                layout = group.claim.gives.get(value, ROWS)
-                found[layout_name(net, value, layout)] = lying(net.types[value], layout)
+            for value in group.claim.nodes or group.claim.writes:
+                layout = group.claim.writes.get(value, ROWS)
+                found[layout_name(net, value, layout)] = stored_type(net.types[value], layout)
         return found
 
     @property
     def is_read_often(self) -> bool:
         """Whether an input or output of the network is read more than once: by several groups, or repeatedly by one."""
         ends = {*self.network.inputs, *self.network.outputs}
-        reads = [self.lies_in[name] for group in self.groups for name in group.inputs if not group.claim.is_view]
+        reads = [self.stored_in[name] for group in self.groups for name in group.inputs if not group.claim.is_view]
         uses = ((value, use) for group in self.groups for value, use in group.claim.reads.items())
-        often = {self.lies_in.get(value, value) for value, use in uses if use.is_read_often}
-        made = {self.lies_in[name] for group in self.groups for name in group.outputs} & set(reads)
+        often = {self.stored_in.get(value, value) for value, use in uses if use.is_read_often}
+        made = {self.stored_in[name] for group in self.groups for name in group.outputs} & set(reads)
         return bool(ends & (often | made)) or any(reads.count(name) > 1 for name in self.network.inputs)
 
     @functools.cached_property
-    def lies_in(self) -> Mapping[str, str]:
+    def stored_in(self) -> Mapping[str, str]:
         """For every array that groups read and write: the array whose memory it uses, for most the array itself.
 
         A view uses the memory of its source. A view that is a network output owns the memory and its source uses it,
@@ -105,7 +105,7 @@ class Plan:
     def between(self) -> tuple[str, ...]:
         """The arrays with memory of their own that one group writes and another reads."""
         made = dict.fromkeys(name for group in self.groups for name in group.outputs)
-        return tuple(name for name in made if name not in self.network.outputs and self.lies_in[name] == name)
+        return tuple(name for name in made if name not in self.network.outputs and self.stored_in[name] == name)
 
     @property
     def rewrite_flop(self) -> int:
@@ -168,12 +168,12 @@ class Plan:
                     "layers": list(g.claim.nodes),
                     "kernel": g.claim.label,
                     "fast_bytes": g.claim.fast_bytes,
-                    "row_bytes": g.claim.price.row_bytes,
-                    "row_flop": g.claim.price.row_flop,
+                    "row_bytes": g.claim.cost.row_bytes,
+                    "row_flop": g.claim.cost.row_flop,
                     "weight_bytes": g.claim.weight_bytes,
                     "build_flop": g.claim.build_flop,
-                    "floor_us": g.claim.price.floor_us(self.device, self.job.precision, self.job.batch),
-                    "estimate_us": g.claim.price.estimate_us(self.device, self.job.precision, self.job.batch),
+                    "floor_us": g.claim.cost.floor_us(self.device, self.job.precision, self.job.batch),
+                    "estimate_us": g.claim.cost.estimate_us(self.device, self.job.precision, self.job.batch),
                     "order": g.claim.order,
                     "why": g.claim.why,
                     "slow": self.slow_because(g),
@@ -232,10 +232,10 @@ class Plan:
         rows = []
         for i, group in enumerate(self.groups):
             claim, nodes = group.claim, group.claim.nodes
-            layers = f"{nodes[0]}..{nodes[-1]}" if len(nodes) > 1 else next(iter(nodes or claim.gives))
+            layers = f"{nodes[0]}..{nodes[-1]}" if len(nodes) > 1 else next(iter(nodes or claim.writes))
             given = (self.device, self.job.precision, self.job.batch)
-            times = format_us(claim.price.floor_us(*given)), format_us(claim.price.estimate_us(*given))
-            sizes = f"{claim.fast_bytes / 1024:.0f} KiB", f"{claim.price.row_bytes:,}", f"{claim.price.row_flop:,}"
+            times = format_us(claim.cost.floor_us(*given)), format_us(claim.cost.estimate_us(*given))
+            sizes = f"{claim.fast_bytes / 1024:.0f} KiB", f"{claim.cost.row_bytes:,}", f"{claim.cost.row_flop:,}"
             rows.append([printable(cell) for cell in (str(i), layers, claim.label, *sizes, *times, claim.why)])
         return head, rows
 
@@ -245,7 +245,7 @@ class Plan:
         weights = f"{self.weight_bytes / 1024:,.0f} KiB of weights, {build_flop:,} flop to build them"
         whole = f"floor {format_us(self.floor_us)}, estimate {format_us(self.estimate_us)}"
         lines = [f"{whole}, {self.between_bytes:,} B/row between groups, {weights}"]
-        if turned := [value for group in self.groups for value in group.claim.gives if group.claim.nodes]:
+        if turned := [value for group in self.groups for value in group.claim.writes if group.claim.nodes]:
             lines.append(f"channels last between groups: {', '.join(turned)}")
         slow = [(i, why) for i, group in enumerate(self.groups) if (why := self.slow_because(group))]
         lines += [f"slow: group {i} takes over twice its floor: {why}" for i, why in slow]
@@ -288,8 +288,8 @@ def groups_of(net: Network, claims: Sequence[Claim]) -> tuple[Group, ...]:
     groups = []
     for claim, values in zip(claims, reads, strict=True):
         taken = values if claim.nodes else list(claim.reads)
-        made = [name for name in claim.nodes if name in read_outside] if claim.nodes else list(claim.gives)
+        made = [name for name in claim.nodes if name in read_outside] if claim.nodes else list(claim.writes)
         inputs = (layout_name(net, value, claim.layout_read(value)) for value in taken)
-        outputs = (layout_name(net, value, claim.gives.get(value, ROWS)) for value in made)
+        outputs = (layout_name(net, value, claim.writes.get(value, ROWS)) for value in made)
         groups.append(Group(claim, tuple(inputs), tuple(outputs)))
     return tuple(groups)

@@ -4,7 +4,7 @@
  "groups": [{"kernel": "mlp_fused", "label": "mlp_fused<4,3>", "layers": ["a+b"], "order": "k in order"}],
  "rewrites": [...], "refusals": [...], "fold": "", "left_out": [...]}
 
-A group lists the values that it reads or writes in layouts other than ROWS ("reads", "gives"). A group without layers
+A group lists the values that it reads or writes in layouts other than ROWS ("reads", "writes"). A group without layers
 converts a value from one layout to another.
 
 The JSON records the choice, not its launch details: the kernel is queried for these again, and a different answer is an
@@ -31,7 +31,7 @@ from onchip.plan.kernel import Claim, Converter, Job, Kernel, Refusal
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Plan, groups_of
 
-VERSION = 3
+VERSION = 4
 # "module:function", and no module with side effects on import.
 _OPERATION = re.compile(r"([a-z][a-z0-9_]*\.)*[a-z][a-z0-9_]*:[a-z][a-z0-9_]*")
 
@@ -168,7 +168,7 @@ def _claim(
         if start >= 0:
             answers = kernel.claims(net, start, device, job)
         elif not layers and isinstance(kernel, Converter):
-            ((value, wanted),), (given,) = entry["gives"].items(), entry["reads"].values()
+            ((value, wanted),), (given,) = entry["writes"].items(), entry["reads"].values()
             answers = (kernel.conversion(net, value, given, wanted, device, job),)
         for answer in answers:
             if isinstance(answer, Claim) and _group_to_json(answer) == {**entry, "layers": layers}:
@@ -184,7 +184,7 @@ def _group_to_json(claim: Claim) -> dict[str, Any]:
     """The kernel, its layers, its reduction order, and the layouts of values that are not in ROWS."""
     told = {"kernel": claim.kernel, "label": claim.label, "layers": claim.nodes, "order": claim.order}
     reads = {value: use.layout for value, use in claim.reads.items() if use.layout != ROWS or not claim.nodes}
-    return told | {key: found for key, found in (("reads", reads), ("gives", dict(claim.gives))) if found}
+    return told | {key: found for key, found in (("reads", reads), ("writes", dict(claim.writes))) if found}
 
 
 def _device_to_json(device: Device) -> dict[str, Any]:

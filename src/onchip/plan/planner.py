@@ -12,7 +12,7 @@ from onchip.plan.cover import cover
 from onchip.plan.device import Device
 from onchip.plan.kernel import PRECISIONS, Job, Kernel
 from onchip.plan.plan import Plan, format_us
-from onchip.plan.rewrites import PRICED, drop_idle, narrow_values, rewrite
+from onchip.plan.rewrites import ESTIMATED, drop_idle, narrow_values, rewrite
 
 MAX_LAYERS = 1 << 14  # planning takes a second or two at this size
 _MANY_ROWS = 1 << 40  # more than any job
@@ -57,7 +57,7 @@ def make_plan(
             return refused
 
     told = without()[1]
-    return _choose(plan_without, [name for name in (*PRICED, "narrow") if told and without(name)[1] != told])
+    return _choose(plan_without, [name for name in (*ESTIMATED, "narrow") if told and without(name)[1] != told])
 
 
 def _choose(plan_without: Callable[..., Plan | PlanError], used: Sequence[str]) -> Plan:

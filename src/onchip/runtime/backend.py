@@ -11,13 +11,13 @@ from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo
 
 if TYPE_CHECKING:
-    from onchip.kernels.training import SharedData, TrainerTeam
+    from onchip.kernels.training import JointTrainer, SharedData
     from onchip.runtime.arrays.calls import Run
 
 
 class Backend(Protocol):
     @property
-    def asked(self) -> tuple[str, int | None]:
+    def requested(self) -> tuple[str, int | None]:
         """The device name and thread count that find_device needs to find it again."""
         ...
 
@@ -63,7 +63,7 @@ class Bound(Protocol):
     def trainers(
         self, networks: Sequence[Network], x: Array, y: Array, row_weights: Sequence[Array | None],
         orders: Sequence[int], shared: SharedData,
-    ) -> TrainerTeam:  # fmt: skip
+    ) -> JointTrainer:  # fmt: skip
         """For a training plan: training runs on rows x (n, D_in) with targets y, as many as `together` returns.
 
         networks     same shape as the plan's, with their own weights

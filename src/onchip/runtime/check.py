@@ -22,8 +22,8 @@ from onchip.runtime.io.row_sources import random_inputs
 
 FACTOR, ULPS = 2, 4  # allowed: FACTOR times the naive error and ULPS units in the last place
 BATCHES = (1, 2, 7)  # a row must be bit-identical in batches of these sizes
-MOST_NUMBERS = 1 << 25  # elements of the largest value: the reference keeps every value, in float64
-MOST_FLOP = 1 << 37  # over all rows: a few seconds in float64
+MAX_NUMBERS = 1 << 25  # elements of the largest value: the reference keeps every value, in float64
+MAX_FLOP = 1 << 37  # over all rows: a few seconds in float64
 MAX_BATCHED_ROWS = 1000  # batches of 1 over more rows only take longer
 
 FOLDED_ROWS = 1 << 40  # a batch for which folded tables always pay
@@ -95,7 +95,7 @@ def check_network(
     if rows is None:
         longest = max(given.row_size for given in (*net.inputs.values(), *net.types.values()))
         flop = sum(net.row_flop(node) for node in net.nodes)
-        rows = max(1, min(MAX_BATCHED_ROWS, MOST_NUMBERS // max(1, longest), MOST_FLOP // max(1, flop)))
+        rows = max(1, min(MAX_BATCHED_ROWS, MAX_NUMBERS // max(1, longest), MAX_FLOP // max(1, flop)))
     if rows < 1:
         raise InputError("bad number of rows", got=str(rows), expected="at least 1", hint="--rows 1000")
     if seed < 0:

@@ -231,7 +231,7 @@ class Engine:
 
     def __reduce__(self) -> tuple[object, ...]:
         weights = given_weights(self.plan.network)
-        return bind_plan, (plan_to_json(self.plan), weights, self._backend.asked, self.chosen, self._debug)
+        return bind_plan, (plan_to_json(self.plan), weights, self._backend.requested, self.chosen, self._debug)
 
     def __repr__(self) -> str:
         return f"Engine({self.plan.network.name}, {self.chosen}, {self.plan.job.precision})"
@@ -292,24 +292,24 @@ def compile(
 
 
 def bind_plan(
-    plan: str, weights: Mapping[str, Array], asked: tuple[str, int | None], chosen: str, debug: bool
+    plan: str, weights: Mapping[str, Array], requested: tuple[str, int | None], chosen: str, debug: bool
 ) -> Engine:
     """The engine of a plan (JSON) made elsewhere, on a device like the one it was made for.
 
     weights  given_weights of the plan's network
     asked    the device name and thread count, as for find_device
     """
-    return Engine(*read_plan(plan, weights, asked), chosen, debug)
+    return Engine(*read_plan(plan, weights, requested), chosen, debug)
 
 
 def read_plan(
-    plan: str, weights: Mapping[str, Array], asked: tuple[str, int | None], ranks: Ranks | None = None
+    plan: str, weights: Mapping[str, Array], requested: tuple[str, int | None], ranks: Ranks | None = None
 ) -> tuple[Plan, Backend]:
     """A plan (JSON) and the device to bind it on, as for bind_plan; DeviceError if it was made for another kind.
 
     ranks  that also bind it
     """
-    here, backend, _ = find_device(*asked)
+    here, backend, _ = find_device(*requested)
     made = plan_from_json(plan, weights, kernels_for(here))
     if (here.kind, here.arch) != (made.device.kind, made.device.arch):
         got, expected = (f"{found.name}, {found.arch}" for found in (here, made.device))
@@ -318,7 +318,7 @@ def read_plan(
             raise DeviceError("another kind of device than rank 0's", got=got, expected=expected, hint=hint)
         hint = "onchip.save the network there, onchip.compile it here"
         raise DeviceError("the engine was made for another kind of device", got=got, expected=expected, hint=hint)
-    return made, CpuBackend(asked[1], ranks) if here.kind == "cpu" else backend
+    return made, CpuBackend(requested[1], ranks) if here.kind == "cpu" else backend
 
 
 def apply_io(net: Network, io: str) -> Network:

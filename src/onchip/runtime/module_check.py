@@ -26,8 +26,8 @@ from onchip.runtime.engine import id_limits
 # torch has its own reduction order.
 FACTOR, ULPS = 8, 16
 NOISE = (1, 10, 3)  # of successive rows, relative to the size of the example's values
-LEAST_ROWS, MOST_ROWS = 2, 64
-MOST_WORK = 1 << 30  # beyond LEAST_ROWS rows: flop, plus VALUE_WORK per element; about a tenth of a second
+MIN_ROWS, MAX_ROWS = 2, 64
+MAX_WORK = 1 << 30  # beyond MIN_ROWS rows: flop, plus VALUE_WORK per element; about a tenth of a second
 VALUE_WORK = 16
 NEARBY = 1e-3  # relative shift of an input, to leave a step or a tie that rounding decides
 
@@ -40,7 +40,7 @@ def check_module(net: Network, source: TorchModule) -> None:
     """
     rng = np.random.default_rng(0)
     work = sum(map(net.row_flop, net.nodes)) + VALUE_WORK * sum(value.row_size for value in net.types.values())
-    rows = min(MOST_ROWS, max(LEAST_ROWS, MOST_WORK // max(1, work)))
+    rows = min(MAX_ROWS, max(MIN_ROWS, MAX_WORK // max(1, work)))
     example = tuple(x[:rows] for x in source.inputs)
     for inputs in (_with_noise(net, source, rows, rng), _moved(example, rng), example):
         try:
@@ -67,7 +67,7 @@ def _with_noise(net: Network, source: TorchModule, rows: int, rng: np.random.Gen
     """
     torch, limits, made = sys.modules["torch"], id_limits(net), []
     noise = np.resize(NOISE, rows)
-    noise[: LEAST_ROWS if rows > 2 * LEAST_ROWS else 0] = 0
+    noise[: MIN_ROWS if rows > 2 * MIN_ROWS else 0] = 0
     for name, x in zip(source.names, source.inputs, strict=True):
         given = x[np.arange(rows) % len(x)]
         if x.is_floating_point():

@@ -9,7 +9,7 @@ from onchip.network.graph import Network
 from onchip.network.names import did_you_mean
 from onchip.network.reading import is_count
 from onchip.plan.device import KNOWN, Device
-from onchip.plan.host_call import call_us, compare, least_us
+from onchip.plan.host_call import call_us, compare, min_us
 from onchip.plan.kernel import Job, Kernel
 from onchip.plan.plan import Plan
 from onchip.plan.planner import make_plan
@@ -157,7 +157,7 @@ def _choose(net: Network, device: str, job: Job, threads: int | None, call_rows:
     # Not counted: computing the weights and loading the code. An engine is called many times, and only the weights have
     # an estimate.
     B, cpu = min(call_rows or job.batch, job.batch), this_cpu()
-    there_us, least = call_us(there, B), least_us(net, job, cpu, B)
+    there_us, least = call_us(there, B), min_us(net, job, cpu, B)
     if least > there_us:
         return there, compare(name, there_us, least, B, is_least=True)
     try:

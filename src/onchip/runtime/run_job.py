@@ -25,13 +25,13 @@ from onchip.runtime.backend import Backend
 from onchip.runtime.cpu.backend import CpuBackend
 from onchip.runtime.cpu.weights import large_weights
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
-from onchip.runtime.distributed.leader import Team, pack_sources
+from onchip.runtime.distributed.leader import RankGroup, pack_sources
 from onchip.runtime.distributed.messages import DEADLINE_S, Orders
 from onchip.runtime.distributed.ranks import Ranks, rank_threads
 from onchip.runtime.engine import Engine, read_plan
 from onchip.runtime.io.output import PartialOutput
 from onchip.runtime.io.row_sources import Source
-from onchip.runtime.io.stream import Chunk, chunks_of, cut_rows, piece_rows, reads_ahead, share_rows
+from onchip.runtime.io.stream import Chunk, chunk_rows, chunks_of, cut_rows, reads_ahead, share_rows
 from onchip.runtime.placement import device_name, find_device, kernels_for, place, plan_and_reason
 
 
@@ -52,7 +52,7 @@ def start_job(
     job: Job,
     how: RunOptions,
     ranks: Ranks,
-    team: Team,
+    team: RankGroup,
     on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> tuple[list[Engine], list[Chunk]]:
     """The warmed-up engines of this process and the job's chunks; the other ranks prepare at the same time.
@@ -86,11 +86,11 @@ def start_job(
         output.begin(plan_record(plan), cuts)
     if ranks.size > 1:
         name = device_name(how.device)
-        asked = name if name.startswith("cuda:") else kind
+        requested = name if name.startswith("cuda:") else kind
         slices = None if output is None else output.slices
         meets = kind == "cpu" and bool(large_weights(placed[0][0]))
         packed = pack_sources(sources)
-        team.begin(Orders(text, weights, asked, how.threads, how.debug, packed, slices, how.deadline_s, meets))
+        team.begin(Orders(text, weights, requested, how.threads, how.debug, packed, slices, how.deadline_s, meets))
     engines = [Engine(*each, debug=how.debug) for each in placed]
     for engine in engines:
         engine.warm_up()
@@ -127,7 +127,7 @@ def ranks_for(net: Network, device: str, job: Job) -> tuple[int, str]:
 
 def _cuts(plan: Plan, total: int, batch: int | None, workers: int) -> tuple[int, ...]:
     """The first row of each chunk of a job."""
-    rows = piece_rows(plan) if batch is None else batch
+    rows = chunk_rows(plan) if batch is None else batch
     if batch is None and workers > 1:
         return share_rows(plan, total, rows, workers)
     return cut_rows(total, rows, reads_ahead(plan))

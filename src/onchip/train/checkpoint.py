@@ -26,7 +26,7 @@ from onchip.train.checkpoint_check import NAMES, check_content
 from onchip.train.options import TrainOptions
 from onchip.train.training_run import Checkpoint, TrainingRun
 
-VERSION = 3
+VERSION = 4
 KEPT = 2
 _NAME = "checkpoint-{:012d}.safetensors"
 _PATTERN = "checkpoint-*.safetensors"
@@ -70,7 +70,7 @@ class Checkpoints:
         for kind, group in (("weight", at.weights), ("state", at.state), ("best", at.best_weights)):
             arrays |= {f"{kind}/{name}": array for name, array in group.items()}
         told = {
-            "version": VERSION, "job": self.job, "epoch": at.epoch, "step": at.step, "epoch_hits": at.epoch_hits,
+            "version": VERSION, "job": self.job, "epoch": at.epoch, "step": at.step, "epoch_correct": at.epoch_correct,
             "epoch_rows": at.epoch_rows, "epoch_seconds": at.epoch_seconds,
             "seconds": at.seconds, "history": at.history, "best_epoch": at.best_epoch,
         }  # fmt: skip
@@ -118,7 +118,7 @@ class Checkpoints:
             if slash:
                 groups[kind][rest] = array
         return Checkpoint(
-            epoch=told["epoch"], step=told["step"], epoch_hits=told["epoch_hits"],
+            epoch=told["epoch"], step=told["step"], epoch_correct=told["epoch_correct"],
             epoch_rows=told["epoch_rows"], epoch_seconds=told["epoch_seconds"], seconds=told["seconds"],
             history=tuple(told["history"]), best_epoch=told["best_epoch"], losses=arrays["losses"],
             weights=groups["weight"], state=groups["state"], best_weights=groups["best"],

@@ -20,7 +20,8 @@ from onchip.network.recipe import Array
 from onchip.train.training_run import TrainingRun
 
 NAMES = (
-    "version", "job", "epoch", "step", "epoch_hits", "epoch_rows", "epoch_seconds", "seconds", "history", "best_epoch",
+    "version", "job", "epoch", "step", "epoch_correct", "epoch_rows", "epoch_seconds", "seconds", "history",
+    "best_epoch",
 )  # fmt: skip
 _EPOCH_NAMES = (
     "epoch", "loss", "accuracy", "validation_loss", "validation_accuracy", "lr", "seconds", "samples_per_s",
@@ -66,7 +67,7 @@ def check_content(told: Mapping[str, Any], arrays: Mapping[str, Array], run: Tra
     step = whole(told["step"], "step", 0, 0 if is_done else run.steps - 1)
     rows, total = step * run.batch, epoch * run.steps + step
     whole(told["epoch_rows"], "epoch_rows", rows, rows)
-    whole(told["epoch_hits"], "epoch_hits", 0, rows if has_classes else 0)
+    whole(told["epoch_correct"], "epoch_correct", 0, rows if has_classes else 0)
     real(told["epoch_seconds"], "epoch_seconds", sys.float_info.max if step else 0)
     real(told["seconds"], "seconds")
 

@@ -35,7 +35,7 @@ from onchip.train.row_weights import check_sample_weight
 from onchip.train.standardise import Standard, columns_of
 from onchip.train.training_run import FitResult
 
-MOST_APART = 1e3  # warn if the largest values of two columns differ by this factor
+MAX_APART = 1e3  # warn if the largest values of two columns differ by this factor
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -130,7 +130,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         """Warn if the scales of columns (and a regressor's targets) differ widely and `scale` is off."""
         sizes = np.concatenate([_sizes(each) for each in (x, targets) if each.ndim == 2])
         least, most = float(min(sizes[sizes > 0], default=1.0)), float(sizes.max())
-        if not self.scale and most >= MOST_APART * least:
+        if not self.scale and most >= MAX_APART * least:
             what = "columns" if targets.ndim == 1 else "columns and targets"
             warnings.warn(
                 f"the largest values of {what} range from {least:.3g} to {most:.3g}, and networks train badly on such; "

@@ -152,7 +152,7 @@ def fit(
     if state is not None:
         run.trainer.restore(run.trainer.weights(), dict(state))
     if stop is not None or (checkpoint is not None and checkpoint_every < REPORT_SECONDS):
-        run.most_epochs, together.runs_ahead = 1, False  # train no epoch before the previous one is checked
+        run.max_epochs, together.runs_ahead = 1, False  # train no epoch before the previous one is checked
     together.runs_ahead &= not debug  # one step at a time: the weights are checked after each
     kept = None
     if checkpoint is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onchip.cache import say_unless_quiet
+from onchip.cache import print_unless_quiet
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 
@@ -28,7 +28,7 @@ def as_rows(x: Any, dtype: str, what: str = "rows") -> Any:
     is_table = x is not array
     if array.dtype.kind != "f" and not (is_table and array.dtype.kind in "iub"):
         return array
-    say_unless_quiet(f"fit: {what} in {array.dtype.name} are converted to {dtype}")
+    print_unless_quiet(f"fit: {what} in {array.dtype.name} are converted to {dtype}")
     with np.errstate(over="ignore"):  # infinities are reported later
         converted: Array = array.astype(wanted)
     return converted

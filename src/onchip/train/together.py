@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onchip.kernels.training import Piece, SharedData, TrainerTeam
+from onchip.kernels.training import JointTrainer, Piece, SharedData
 from onchip.network.recipe import Array
 from onchip.train.training_run import PlannedRun, TrainingRun, flat_rows
 
@@ -28,7 +28,7 @@ def begin_runs(planned: Sequence[PlannedRun], x: Array, y: Array, shared: Shared
 class Together:
     """Training runs that share a trainer team and its launches."""
 
-    def __init__(self, team: TrainerTeam, runs: Sequence[TrainingRun]) -> None:
+    def __init__(self, team: JointTrainer, runs: Sequence[TrainingRun]) -> None:
         self.team = team
         self.runs: list[TrainingRun | None] = list(runs)  # the caller sets finished runs to None
         # Validation needs the weights at the end of the epoch, so the GPU cannot run ahead.
@@ -51,7 +51,7 @@ class Together:
         pieces: list[Piece | None] = []
         for run in self.runs:
             is_due = run is not None and (self.runs_ahead or not run.has_trained)
-            pieces.append(run.next_piece(steps) if run is not None and is_due else None)
+            pieces.append(run.next_chunk(steps) if run is not None and is_due else None)
         if all(piece is None for piece in pieces):
             return
         self._under_way = pieces

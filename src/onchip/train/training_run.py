@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onchip.cache import say_unless_quiet
+from onchip.cache import print_unless_quiet
 from onchip.errors import InputError, KernelError, ShapeError
 from onchip.kernels.training import (
     Piece,
@@ -72,7 +72,7 @@ class Checkpoint:
 
     epoch: int
     step: int
-    epoch_hits: int  # of the epoch so far, as are the next two
+    epoch_correct: int  # of the epoch so far, as are the next two
     epoch_rows: int
     epoch_seconds: float
     seconds: float  # trained so far
@@ -153,7 +153,7 @@ def plan_run(
     for node in net.nodes:
         if isinstance(node.layer, LEFT_OUT):
             told = f"fit: layer '{node.name}' (Dropout, p={node.layer.p:g}) drops nothing: it is left out of training"
-            say_unless_quiet(told)
+            print_unless_quiet(told)
     all_rows = np.arange(len(x)) if rows is None else rows
     row_weights = weights_of_rows(options.class_weight, y, sample_weight, all_rows, net.output.row_size)
     if held is None:
@@ -200,10 +200,10 @@ class TrainingRun:
         )
         self.batch = min(self.options.batch_size, len(self.train))
         self.steps = -(-len(self.train) // self.batch)  # per epoch
-        self.epoch = self.step = self.hits = 0  # epochs done; steps and correct predictions of the current epoch
+        self.epoch = self.step = self.correct = 0  # epochs done; steps and correct predictions of the current epoch
         self.losses: list[Array] = []
         self._epoch_begins = 0  # index into losses
-        self.most_epochs = 1 if len(self.held) else epochs_at_once(len(self.train), self.batch)  # per piece
+        self.max_epochs = 1 if len(self.held) else epochs_at_once(len(self.train), self.batch)  # per piece
         self._trained: deque[tuple[Array, Array, float]] = deque()  # not processed yet: losses, hits, seconds
         self.told = 0.0  # sum of the losses of the epoch so far
         self.history: list[Epoch] = []
@@ -252,7 +252,7 @@ class TrainingRun:
         (order,) = self._orders_of(range(self.epoch, self.epoch + 1))
         return order[self.step * self.batch : (self.step + 1) * self.batch]
 
-    def next_piece(self, steps: int | None = None) -> Piece | None:
+    def next_chunk(self, steps: int | None = None) -> Piece | None:
         """The next chunk for the trainer: steps of one epoch, by default for about REPORT_SECONDS, or several short
         epochs. None: the trainer has received all steps.
         """
@@ -261,7 +261,7 @@ class TrainingRun:
         if not left:
             return None
         count = min(steps or self.piece, self.steps - step)
-        epochs = 1 if steps or step else max(1, min(self.piece // self.steps, self.most_epochs, left))
+        epochs = 1 if steps or step else max(1, min(self.piece // self.steps, self.max_epochs, left))
         self._ahead += epochs * count
         numbers, rows = range(epoch, epoch + epochs), slice(step * self.batch, (step + count) * self.batch)
         orders = [order[rows] for order in self._orders_of(numbers)]
@@ -279,16 +279,16 @@ class TrainingRun:
 
     def keep(self, trained: Trained, took: float) -> None:
         """Queue the results of a chunk that took so many seconds."""
-        self._trained.extend((losses, hits, took / len(trained)) for losses, hits in trained)
+        self._trained.extend((losses, correct, took / len(trained)) for losses, correct in trained)
         self._choose_piece(sum(len(losses) for losses, _ in trained), took)
 
     def take_trained(self) -> Array:
         """Process the next queued steps and return their losses."""
-        losses, hits, took = self._trained.popleft()
+        losses, correct, took = self._trained.popleft()
         self.epoch_rows += min(len(losses) * self.batch, len(self.train) - self.step * self.batch)
         self.step += len(losses)
         self._ahead -= len(losses)
-        self.hits += int(hits.sum())
+        self.correct += int(correct.sum())
         self.losses.append(losses)
         self.told += float(losses.sum())
         self.epoch_seconds += took
@@ -309,10 +309,10 @@ class TrainingRun:
         told = self.progress()
         held_loss, held_accuracy = None, None
         if len(self.held):
-            held_loss, held_hits = self.trainer.evaluate(self.held)
+            held_loss, held_correct = self.trainer.evaluate(self.held)
             if not np.isfinite(held_loss):
                 raise self._diverged(f"validation loss {held_loss}", "a finite loss")
-            held_accuracy = held_hits / len(self.held) if self._has_classes else None
+            held_accuracy = held_correct / len(self.held) if self._has_classes else None
             self.seconds += time.perf_counter() - begin
         if self.epoch + 1 == self.options.epochs:  # no later loss would reveal a non-finite last update
             for name, w in self.trainer.weights().items():
@@ -322,7 +322,7 @@ class TrainingRun:
             Epoch(told.epoch, loss, told.accuracy, held_loss, held_accuracy, self.options.lr_at(self.epoch),
                   self.epoch_seconds, told.samples_per_s)
         )  # fmt: skip
-        self.epoch, self.step, self.hits, self.told = self.epoch + 1, 0, 0, 0.0
+        self.epoch, self.step, self.correct, self.told = self.epoch + 1, 0, 0, 0.0
         self.epoch_seconds, self.epoch_rows = 0.0, 0
         if self.options.patience and held_loss is not None and held_loss < self._best_loss():
             self.best_epoch, self.best_weights = self.epoch, self.trainer.weights()
@@ -352,7 +352,7 @@ class TrainingRun:
 
     def progress(self) -> Progress:
         rows = min(self.step * self.batch, len(self.train))
-        accuracy = self.hits / max(rows, 1) if self._has_classes else None
+        accuracy = self.correct / max(rows, 1) if self._has_classes else None
         rate = self.epoch_rows / max(self.epoch_seconds, 1e-9)
         mean = self.told / max(self.step, 1)
         return Progress(self.epoch + 1, self.options.epochs, self.step, self.steps, mean, accuracy, rate)
@@ -361,14 +361,14 @@ class TrainingRun:
         history = tuple(dataclasses.asdict(epoch) for epoch in self.history)
         losses = np.concatenate(self.losses) if self.losses else np.zeros(0)
         return Checkpoint(
-            self.epoch, self.step, self.hits, self.epoch_rows, self.epoch_seconds, self.seconds, history,
+            self.epoch, self.step, self.correct, self.epoch_rows, self.epoch_seconds, self.seconds, history,
             self.best_epoch, losses, self.trainer.weights(), self.trainer.state(), self.best_weights,
         )  # fmt: skip
 
     def take_up(self, at: Checkpoint) -> None:
         """Resume from a checkpoint of the same job."""
         self.trainer.restore(at.weights, at.state)
-        self.epoch, self.step, self.hits, self.seconds = at.epoch, at.step, at.epoch_hits, at.seconds
+        self.epoch, self.step, self.correct, self.seconds = at.epoch, at.step, at.epoch_correct, at.seconds
         self.epoch_rows, self.epoch_seconds = at.epoch_rows, at.epoch_seconds
         self.losses = [at.losses]
         self.told = float(at.losses[len(at.losses) - at.step :].sum())

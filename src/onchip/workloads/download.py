@@ -23,10 +23,10 @@ from onchip.cache import cache_dir
 from onchip.errors import FormatError, InputError, OnchipError
 from onchip.files import open_input, open_locked, write_error
 
-_PIECE_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 16
 _PIECES_AHEAD = 16  # queued for writing
 _TIMEOUT_S = 30.0  # without any byte; also a base for the total time limit
-_LEAST_BYTES_S = 10_000  # slower sources are abandoned; received bytes are kept for the next attempt
+_MIN_BYTES_S = 10_000  # slower sources are abandoned; received bytes are kept for the next attempt
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _append(source: str, file: DataFile, out: IO[bytes], progress: Progress) -> 
     there = out.seek(0, os.SEEK_END)
     if there == file.size_bytes:
         return
-    end_s = time.monotonic() + _TIMEOUT_S + file.size_bytes / _LEAST_BYTES_S
+    end_s = time.monotonic() + _TIMEOUT_S + file.size_bytes / _MIN_BYTES_S
     here = -1
     for piece in _pieces(source, file, there if there < file.size_bytes else 0, end_s):
         if isinstance(piece, int):  # a server without range support starts over
@@ -163,7 +163,7 @@ def _pieces(source: str, file: DataFile, begin: int, end_s: float) -> Iterator[i
             with _opened(source, file.name, begin) as (incoming, begins):
                 came.put(begins)  # the first item: the queue has space
                 left = file.size_bytes - begins
-                while not is_over.is_set() and left and (piece := incoming.read1(min(_PIECE_BYTES, left))):
+                while not is_over.is_set() and left and (piece := incoming.read1(min(_CHUNK_BYTES, left))):
                     came.put(piece, timeout=_TIMEOUT_S)
                     left -= len(piece)
             came.put(b"", timeout=_TIMEOUT_S)

@@ -29,7 +29,7 @@ from onchip.network.layers import (
 from onchip.network.recipe import materialise
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import Device, Peak
-from onchip.plan.kernel import Claim, Job, Price
+from onchip.plan.kernel import Claim, Cost, Job
 from takers import stored
 
 PEAK = Peak({"fp32": 2e11}, 2e10, 4e11, 0.0)
@@ -101,7 +101,7 @@ def test_bits_of_wide_layers(case, dtype):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_error_is_within_the_naive_runs(case):
     net, xs = network(case), random_inputs(case, 6)
-    assert_error_within(runner(net)(*xs), reference.forward(net, xs), yardstick=reference.forward(net, xs, "float32"))
+    assert_error_within(runner(net)(*xs), reference.forward(net, xs), baseline=reference.forward(net, xs, "float32"))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
@@ -181,8 +181,8 @@ def test_claim_tells_its_price_and_computes_no_weight():
     net = Network({"x": TensorType(("B", 13))}, (Node("y", Linear(), ("x",), {"weight": "w"}),), ("y",), {"w": recipe})
     claim = claim_of(net)
     assert (claim.label, claim.nodes) == ("plain<Linear>", ("y",))
-    assert (claim.price.row_flop, claim.price.row_bytes, claim.price.fixed_bytes) == (2 * 7 * 13, 4 * 20, 4 * 91)
-    assert claim.price.launches > 10
+    assert (claim.cost.row_flop, claim.cost.row_bytes, claim.cost.fixed_bytes) == (2 * 7 * 13, 4 * 20, 4 * 91)
+    assert claim.cost.launches > 10
 
 
 @pytest.mark.parametrize(
@@ -193,28 +193,28 @@ def test_claim_tells_its_price_and_computes_no_weight():
 def test_a_table_is_not_read_as_a_whole(layer, table, row_bytes):
     net = Network({"x": TensorType(("B", 3), "int32")}, (Node("y", layer, ("x",), {"weight": "w"}),), ("y",),
                   {"w": np.zeros(table, np.float32)})  # fmt: skip
-    price = claim_of(net).price
-    assert (price.row_bytes, price.fixed_bytes) == (row_bytes, 0)
+    cost = claim_of(net).cost
+    assert (cost.row_bytes, cost.fixed_bytes) == (row_bytes, 0)
 
 
 def test_a_convolution_moves_its_windows():
     case = Case(Conv2d((2, 2), (1, 1, 1, 1), groups=2), ((4, 6, 7),), {"weight": (6, 2, 3, 3)})
     places = 3 * 4
-    assert claim_of(network(case)).price.row_bytes == 4 * (4 * 6 * 7 + 6 * places) + 2 * 4 * (4 * 9 * places)
+    assert claim_of(network(case)).cost.row_bytes == 4 * (4 * 6 * 7 + 6 * places) + 2 * 4 * (4 * 9 * places)
 
 
 @pytest.mark.parametrize(("layer", "slower"), [(ReLU(), 4), (Softmax(), 20), (GlobalMax((-1,)), 20)])
 def test_numpy_is_slower_than_the_chip(layer, slower):
     """Estimates are those of one thread; the floor, and what is moved and computed, are the chip's."""
     net = Network({"x": TensorType(("B", 4, 5))}, (Node("y", layer, ("x",)),), ("y",), {})
-    price = claim_of(net).price
-    assert price.row_bytes == 4 * (20 + net.types["y"].row_size)
-    chip = Price(price.row_flop, price.row_bytes)
-    launches = price.launches * CPU.launch_us
-    assert price.estimate_us(CPU, "fp32", 10**6) - launches == pytest.approx(
+    cost = claim_of(net).cost
+    assert cost.row_bytes == 4 * (20 + net.types["y"].row_size)
+    chip = Cost(cost.row_flop, cost.row_bytes)
+    launches = cost.launches * CPU.launch_us
+    assert cost.estimate_us(CPU, "fp32", 10**6) - launches == pytest.approx(
         slower * (chip.estimate_us(CPU, "fp32", 10**6) - CPU.launch_us)
     )
-    assert price.floor_us(CPU, "fp32", 10**6) == chip.floor_us(CPU, "fp32", 10**6)
+    assert cost.floor_us(CPU, "fp32", 10**6) == chip.floor_us(CPU, "fp32", 10**6)
 
 
 def test_not_for_training():

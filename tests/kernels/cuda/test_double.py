@@ -43,15 +43,15 @@ def assert_right(net, x, got):
 
 
 CASES = {
-    "3x3": ("conv", Conv2d(pads=(1, 1, 1, 1)), (5, 6, 6), (8, 5, 3, 3)),
-    "odd": ("conv", Conv2d((2, 1), (0, 2, 1, 0), (1, 2)), (7, 5, 9), (35, 7, 3, 2)),
-    "groups": ("conv", Conv2d(groups=2), (6, 7, 5), (4, 3, 2, 2)),
-    "signal": ("conv", Conv1d((3,), (4, 2)), (3, 50), (17, 3, 5)),
-    "long sums": ("conv", Conv2d(), (300, 3, 3), (5, 300, 2, 2)),
-    "transposed": ("conv", ConvTranspose2d((2, 2), (1, 1, 2, 2)), (6, 4, 5), (6, 5, 5, 5)),
-    "Linear": ("product", Linear(), (33,), (20, 33)),
-    "one number": ("product", Linear(), (1,), (1, 1)),
-    "Linear over vectors": ("product", Linear(), (3, 5, 600), (70, 600)),
+    "3x3": ("conv_direct", Conv2d(pads=(1, 1, 1, 1)), (5, 6, 6), (8, 5, 3, 3)),
+    "odd": ("conv_direct", Conv2d((2, 1), (0, 2, 1, 0), (1, 2)), (7, 5, 9), (35, 7, 3, 2)),
+    "groups": ("conv_direct", Conv2d(groups=2), (6, 7, 5), (4, 3, 2, 2)),
+    "signal": ("conv_direct", Conv1d((3,), (4, 2)), (3, 50), (17, 3, 5)),
+    "long sums": ("conv_direct", Conv2d(), (300, 3, 3), (5, 300, 2, 2)),
+    "transposed": ("conv_direct", ConvTranspose2d((2, 2), (1, 1, 2, 2)), (6, 4, 5), (6, 5, 5, 5)),
+    "Linear": ("gemm_simt", Linear(), (33,), (20, 33)),
+    "one number": ("gemm_simt", Linear(), (1,), (1, 1)),
+    "Linear over vectors": ("gemm_simt", Linear(), (3, 5, 600), (70, 600)),
 }
 
 
@@ -74,7 +74,7 @@ def test_right(monkeypatch, case):
 def test_tiles_have_the_same_bits(monkeypatch):
     gpu = emulated_gpu(monkeypatch)
     net = network(*CASES["3x3"][1:])
-    (claim,) = claims_of(net, "conv")
+    (claim,) = claims_of(net, "conv_direct")
     x, found = numbers(3, net), []
     for tile in (TILES[1], DIRECT):
         monkeypatch.setattr(ConvLowering, "tile", lambda self, B, tile=tile: tile)
@@ -105,14 +105,16 @@ def test_float64_beside_a_product_in_float32_leaves_it_a_kernel():
     for weights in (double, {name: w.astype(np.float32) for name, w in double.items()}):
         narrow = net.replace(weights=weights)
         for start, nodes in ((0, ("a", "r")), (2, ("b",))):
-            found = [c.nodes for kernel in ("product", "mlp_tensor") for c in claims_of(narrow, kernel, start=start)]
+            found = [
+                c.nodes for kernel in ("gemm_simt", "mlp_tensor_core") for c in claims_of(narrow, kernel, start=start)
+            ]
             assert nodes in found
-        assert all(recipe.dtype == "float32" for c in claims_of(narrow, "product") for recipe in c.recipes.values())
+        assert all(recipe.dtype == "float32" for c in claims_of(narrow, "gemm_simt") for recipe in c.recipes.values())
 
 
 def test_what_is_too_large_is_refused():
     net = network(Linear(), (1 << 26, 4), (4, 4))
-    (refusal,) = (answer for k in KERNELS if k.name == "product" for answer in k.claims(net, 0, H200, Job()))
+    (refusal,) = (answer for k in KERNELS if k.name == "gemm_simt" for answer in k.claims(net, 0, H200, Job()))
     assert isinstance(refusal, Refusal)
     assert "numbers" in refusal.why
 

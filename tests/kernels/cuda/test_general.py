@@ -13,8 +13,8 @@ from emulated_engine import as_of_many, claims_of, one_layer, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.program import Steps
-from onchip.kernels.cuda.pool.pool import PoolAlone
-from onchip.kernels.cuda.reduction.reduce import ReduceAlone
+from onchip.kernels.cuda.pool.pool import PoolKernel
+from onchip.kernels.cuda.reduction.reduce import ReduceKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     AvgPool1d,
@@ -202,7 +202,7 @@ def test_a_mean_behind_a_convolution_needs_no_permute():
     weights = {name: rng.standard_normal((64, 64, 3, 3)).astype(np.float32) for name in "wv"}
     net = Network({"x": TensorType(("B", 64, 32, 32))}, nodes, ("y",), weights)
     kernels = [group.claim.kernel for group in make_plan(net, H200, KERNELS, Job("fp16", 4096)).groups]
-    assert kernels[-3:] == ["conv_wgmma", "reduce", "pointwise"]  # the last one to float32
+    assert kernels[-3:] == ["conv_sm90", "reduce", "pointwise"]  # the last one to float32
 
 
 @pytest.mark.gpu
@@ -236,15 +236,15 @@ def test_a_pool_of_channels_that_lie_last(monkeypatch, row_shape, layer, dtype):
 @needs_gxx
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("layer", "gives"), [(GlobalMean((2, 3)), 0), (GlobalMax((2, 3), keep=True), 0), (Softmax(1), 1), (Softmax(2), 1)]
+    ("layer", "writes"), [(GlobalMean((2, 3)), 0), (GlobalMax((2, 3), keep=True), 0), (Softmax(1), 1), (Softmax(2), 1)]
 )
-def test_a_reduction_of_channels_that_lie_last(monkeypatch, layer, gives, dtype):
+def test_a_reduction_of_channels_that_lie_last(monkeypatch, layer, writes, dtype):
     gpu = emulated_gpu(monkeypatch)
     nodes = (Node("x", ReLU(), ("given",)), Node("y", layer, ("x",)), Node("z", ReLU(), ("y",)))
     net = Network({"given": TensorType(("B", 6, 5, 7), dtype)}, nodes, ("z",), {})
     _, last = claims_of(net, "reduce", start=1)
     assert last.layout_read("x") == CHANNELS_LAST
-    assert len(last.gives) == gives
+    assert len(last.writes) == writes
     x = numbers(5, (6, 5, 7), dtype)
     assert_right(one_layer(layer, TensorType(("B", 6, 5, 7), dtype)), run_claim(gpu, net, last, x), x)
 
@@ -364,14 +364,14 @@ def test_every_layer_on_a_gpu(dtype):
             assert np.array_equal(engine(x[:B]), got[:B], equal_nan=True), f"{layer} in batches of {B}"
 
 
-class ReduceTurned(ReduceAlone):
+class ReduceTurned(ReduceKernel):
     """Only with channels last, where it can."""
 
     def claims(self, *given):
         return list(super().claims(*given))[-1:]
 
 
-class PoolTurned(PoolAlone):
+class PoolTurned(PoolKernel):
     """Only with channels last, where it can."""
 
     def claims(self, *given):
@@ -389,7 +389,7 @@ def turned_network(row_shape, layer, dtype):
 
 def test_a_plan_with_channels_last():
     plan = planned_turned(turned_network((8, 6, 6), MaxPool2d((2, 2)), "float32"), H200)
-    assert any(group.claim.kernel == "pool" and group.claim.gives for group in plan.groups)
+    assert any(group.claim.kernel == "pool" and group.claim.writes for group in plan.groups)
 
 
 @pytest.mark.gpu

@@ -34,14 +34,14 @@ def several_groups() -> Network:
 
 @pytest.mark.parametrize("kept", [1 << 10, 1 << 20])  # a row at a time; all rows of a thread at once
 def test_a_rows_bits_do_not_depend_on_its_chunk(monkeypatch, kept):
-    monkeypatch.setattr(chunks, "_LEAST_BYTES", kept)
-    monkeypatch.setattr(chunks, "_MOST_BYTES", kept)
+    monkeypatch.setattr(chunks, "_MIN_BYTES", kept)
+    monkeypatch.setattr(chunks, "_MAX_BYTES", kept)
     net, x = several_groups(), rows(301, 5, 8, seed=7)
     engines = [onchip.compile(net, "cpu", threads=threads) for threads in (None, 1)]
     whole = engines[0](x)
     exact, naive = (reference.forward(net, x, dtype) for dtype in ("float64", "float32"))
-    for got, truth, yardstick in zip(whole, exact, naive, strict=True):
-        assert_error_within(got, truth, yardstick)
+    for got, truth, baseline in zip(whole, exact, naive, strict=True):
+        assert_error_within(got, truth, baseline)
     for engine in engines:
         assert engine._quick_call is not None
         for first, count in ((0, 1), (2, 7), (5, 296), (300, 1)):
@@ -56,6 +56,6 @@ def test_few_rows_are_shared_and_many_are_cut():
     assert found.rows_of_chunk(1) == 1
     share = found.rows_of_chunk(4_000)
     assert share <= 1_000
-    assert share * found.between_bytes <= chunks._LEAST_BYTES
+    assert share * found.between_bytes <= chunks._MIN_BYTES
     found.weight_bytes = 1 << 30  # every chunk would fetch them
     assert found.rows_of_chunk(40) == 40

@@ -48,8 +48,8 @@ def test_several_groups_are_one_call(B):
     for y, other in zip(got, long_way(engine, x), strict=True):
         assert np.array_equal(y, other)
     truth, naive = (reference.forward(engine.plan.network, x, dtype) for dtype in ("float64", "float32"))
-    for y, exact, yardstick in zip(got, truth, naive, strict=True):
-        assert_error_within(y, exact, yardstick)
+    for y, exact, baseline in zip(got, truth, naive, strict=True):
+        assert_error_within(y, exact, baseline)
 
 
 def test_a_chain_over_vectors_is_told_the_rows_of_the_batch():
@@ -98,7 +98,7 @@ def test_out_is_written_where_it_fits_and_refused_where_it_does_not():
 
 
 def test_shapes_that_are_remembered_are_bounded(monkeypatch):
-    monkeypatch.setattr(quick_call, "_MOST_SHAPES", 3)
+    monkeypatch.setattr(quick_call, "_MAX_SHAPES", 3)
     engine, x = compile(random_mlp(6, 5, 4), device="cpu"), rows(9, 6)
     truth = engine(x)
     for B in range(1, 10):

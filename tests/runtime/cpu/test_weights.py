@@ -61,7 +61,7 @@ def test_ranks_make_them_once_a_machine(monkeypatch, size, machines, exchanges):
 
     real = cpu_weights.evaluate_rows
     monkeypatch.setattr(cpu_weights, "evaluate_rows", evaluate_rows)
-    monkeypatch.setattr(cpu_weights, "pays_to_exchange", lambda *price: exchanges)
+    monkeypatch.setattr(cpu_weights, "pays_to_exchange", lambda *cost: exchanges)
     alone = digest(make_weights(PLAN, 1, OneRank()))
     once = sum(rows)
     rows.clear()
@@ -109,7 +109,7 @@ def test_whether_machines_exchange_follows_the_price():
 
 def test_who_makes_them_is_said(monkeypatch):
     assert who_makes(PLAN, ThreadRanks(2).all[0]) == "once a machine, by its 2 ranks together"
-    monkeypatch.setattr(cpu_weights, "pays_to_exchange", lambda *price: True)
+    monkeypatch.setattr(cpu_weights, "pays_to_exchange", lambda *cost: True)
     assert who_makes(PLAN, ThreadRanks(4, 2).all[0]) == "in slices by 2 machines, and exchanged"
 
 

@@ -16,10 +16,10 @@ from onchip.runtime import placement
 from onchip.runtime.distributed import follower as follow_file
 from onchip.runtime.distributed.follower import follow
 from onchip.runtime.distributed.launchers import gpu_rank, launched_as
-from onchip.runtime.distributed.leader import Team
-from onchip.runtime.distributed.messages import Deal, End, Orders
+from onchip.runtime.distributed.leader import RankGroup
+from onchip.runtime.distributed.messages import Assignment, End, Orders
 from onchip.runtime.distributed.ranks import OneRank, rank_device, wait_for
-from onchip.runtime.distributed.schedule import Dealer, Finished
+from onchip.runtime.distributed.schedule import ChunkScheduler, Finished
 from onchip.runtime.engine import compile
 from onchip.runtime.io import stream
 from onchip.runtime.io.output import ChunkRecord, open_output
@@ -63,7 +63,7 @@ def run_threads(tmp_path, size, x, batch=7):
     for thread in threads:
         thread.start()
     try:
-        with Team(ranks[0], say=said.append) as team, open_output(tmp_path / "y.npy", NET, 100) as output:
+        with RankGroup(ranks[0], say=said.append) as team, open_output(tmp_path / "y.npy", NET, 100) as output:
             how = RunOptions("cpu", threads=1, batch=batch)
             engines, chunks = start_job(NET, [source], output, Job("fp32", 100), how, ranks[0], team)
             report = team.run(engines, [source], output, chunks)
@@ -126,9 +126,9 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path, monkeypatch, rank, thread):
             go_on.set()  # so that its thread ends
         return found
 
-    real_write, real_late = SliceFile.write, Dealer.late
+    real_write, real_late = SliceFile.write, ChunkScheduler.late
     monkeypatch.setattr(SliceFile, "write", write)
-    monkeypatch.setattr(Dealer, "late", late)
+    monkeypatch.setattr(ChunkScheduler, "late", late)
     with pytest.raises(RankError, match=f"rank {rank} on host{rank} hangs") as caught:
         run_threads(tmp_path, 2, X, batch=1)
     assert caught.value.got.startswith("chunk ")
@@ -156,10 +156,10 @@ def test_rows_and_results_travel_while_a_chunk_is_run(monkeypatch):
     ready = wait_for(ranks[0], None, "")[1]
     assert (ready.can_read, ready.can_write) == (False, False)
     for chunk in chunks[:2]:
-        ranks[0].send(1, Deal(chunk, (X[chunk.start : chunk.stop],)))
+        ranks[0].send(1, Assignment(chunk, (X[chunk.start : chunk.stop],)))
     first = wait_for(ranks[0], None, "")[1]  # while the second is held up
     at_work.wait()
-    ranks[0].send(1, Deal(chunks[2], (X[80:],)))
+    ranks[0].send(1, Assignment(chunks[2], (X[80:],)))
     while ranks[0].boxes[1].qsize():
         time.sleep(0.001)
     go_on.set()
@@ -218,7 +218,7 @@ def test_an_error_before_there_are_orders_reaches_the_other_ranks():
     thread.start()
 
     def fail():
-        with Team(ranks[0]):
+        with RankGroup(ranks[0]):
             raise InputError("no such file")
 
     with pytest.raises(InputError, match="no such file"):
@@ -236,13 +236,13 @@ def test_several_engines_of_a_process_share_the_chunks(tmp_path):
     """As --gpus does, with engines of the CPU."""
     engines = [compile(NET, device="cpu", threads=1, batch_hint=100) for _ in range(3)]
     chunks = chunks_of(tuple(range(0, 100, 7)), 100)
-    with Team(OneRank()) as team, open_output(tmp_path / "y.npy", NET, 100) as output:
+    with RankGroup(OneRank()) as team, open_output(tmp_path / "y.npy", NET, 100) as output:
         output.begin("plan", tuple(range(0, 100, 7)))
         report = team.run(engines, [Rows(X)], output, chunks)
     assert np.load(tmp_path / "y.npy").tobytes() == engines[0](X).tobytes()
     assert report.rows == 100
 
-    with Team(OneRank()) as team, pytest.raises(InputError, match="the file broke"):
+    with RankGroup(OneRank()) as team, pytest.raises(InputError, match="the file broke"):
         team.run(engines, [Broken(X)], None, chunks)
 
 
@@ -252,21 +252,21 @@ def test_several_engines_of_a_process_share_the_chunks(tmp_path):
 def test_a_dealer_deals_in_order_and_knows_who_is_late():
     now = [0.0]
     chunks = chunks_of((0, 10, 20, 30), 35)
-    dealer = Dealer(chunks, None, clock=lambda: now[0])
-    assert [dealer.take(1), dealer.take(2), dealer.take(1)] == chunks[:3]
+    scheduler = ChunkScheduler(chunks, None, clock=lambda: now[0])
+    assert [scheduler.take(1), scheduler.take(2), scheduler.take(1)] == chunks[:3]
     now[0] = 5.0
-    dealer.finish(1, Finished(ChunkRecord(0, 0), 1.0, np.zeros((5, 1), np.float32)))
-    assert (dealer.held(1), dealer.held(2), dealer.left, dealer.rows_done) == (1, 1, 1, 10)
+    scheduler.finish(1, Finished(ChunkRecord(0, 0), 1.0, np.zeros((5, 1), np.float32)))
+    assert (scheduler.held(1), scheduler.held(2), scheduler.left, scheduler.rows_done) == (1, 1, 1, 10)
     now[0] = 6.5
-    assert dealer.late(6.0) == (2, chunks[1])  # 1 began its second chunk at 5
-    assert dealer.late(7.0) is None
-    assert dealer.take(0) == chunks[3]
-    assert dealer.take(0) is None
+    assert scheduler.late(6.0) == (2, chunks[1])  # 1 began its second chunk at 5
+    assert scheduler.late(7.0) is None
+    assert scheduler.take(0) == chunks[3]
+    assert scheduler.take(0) is None
     for worker, number in ((2, 1), (1, 2), (0, 3)):
-        assert not dealer.is_done
-        dealer.finish(worker, Finished(ChunkRecord(number, 0, 2, 10 * number + 1), 2.0, None))
-    assert dealer.is_done
-    report = dealer.report(SimpleNamespace(row_shape=(1,), dtype="float32"))
+        assert not scheduler.is_done
+        scheduler.finish(worker, Finished(ChunkRecord(number, 0, 2, 10 * number + 1), 2.0, None))
+    assert scheduler.is_done
+    report = scheduler.report(SimpleNamespace(row_shape=(1,), dtype="float32"))
     assert (report.rows, report.bad_rows, report.first_bad_row, report.engine_seconds) == (35, 6, 11, 3.0)
 
 

@@ -21,10 +21,10 @@ from onchip.runtime.cpu.backend import this_cpu
 from onchip.runtime.engine import compile
 from onchip.runtime.io.row_sources import rows_not_finite
 from onchip.runtime.io.stream import (
-    LEAST_PIECE_ROWS,
+    MIN_PIECE_ROWS,
+    chunk_rows,
     chunks_of,
     cut_rows,
-    piece_rows,
     read_chunks,
     run_chunks,
     run_rows,
@@ -60,7 +60,7 @@ def test_the_pieces_do_not_matter(engine, B, batch_rows):
 def test_every_row_is_read_once(engine):
     source = Rows(rows(100, 20))
     run_rows(engine, [source], Kept(), 30)
-    assert [(a, b) for a, b in source.asked if a < b] == [(0, 30), (30, 60), (60, 90), (90, 100)]
+    assert [(a, b) for a, b in source.requested if a < b] == [(0, 30), (30, 60), (60, 90), (90, 100)]
 
 
 def test_memory_does_not_grow_with_the_rows(engine):
@@ -200,16 +200,16 @@ def test_an_error_of_a_source_that_is_read_ahead_arrives_after_the_pieces_before
 def test_a_chunk_that_was_read_is_given_when_there_is_no_other_yet(ahead):
     """Who waits for another chunk before it does the one that it has may wait for ever."""
     first, second = chunks_of((0, 10), 20)
-    asked = []
+    requested = []
 
     def chunks():
         for chunk in (first, None, second, None):
-            asked.append(chunk)
+            requested.append(chunk)
             yield chunk
 
     given = read_chunks([Rows(rows(20, 2))], chunks(), ahead)
     assert next(given)[0] == first
-    assert second not in asked
+    assert second not in requested
     assert [found[0] for found in given if found is not None] == [second]
 
 
@@ -248,40 +248,40 @@ def plan_of(net):
 
 
 def test_a_piece_is_small_enough_for_memory():
-    assert piece_rows(plan_of(NET)) == (8 << 20) // (23 * 4)
-    assert piece_rows(plan_of(random_mlp(3000, 8))) == (8 << 20) // (3008 * 4)
+    assert chunk_rows(plan_of(NET)) == (8 << 20) // (23 * 4)
+    assert chunk_rows(plan_of(random_mlp(3000, 8))) == (8 << 20) // (3008 * 4)
 
 
 def test_a_piece_is_short_enough_for_a_progress_bar():
     plan = plan_of(random_mlp(200, 4000, 4000, 4000, 20))
-    piece = piece_rows(plan)
-    assert LEAST_PIECE_ROWS <= piece < (8 << 20) // (220 * 4)
-    assert piece == LEAST_PIECE_ROWS or 0.1e6 < plan.floor_at(piece) < 0.5e6
+    piece = chunk_rows(plan)
+    assert MIN_PIECE_ROWS <= piece < (8 << 20) // (220 * 4)
+    assert piece == MIN_PIECE_ROWS or 0.1e6 < plan.floor_at(piece) < 0.5e6
 
 
 def test_a_large_network_still_shares_its_weights_between_some_rows(monkeypatch):
     monkeypatch.setattr("onchip.runtime.io.stream.PIECE_US", 1)
-    assert piece_rows(plan_of(random_mlp(200, 1000, 20))) == LEAST_PIECE_ROWS
+    assert chunk_rows(plan_of(random_mlp(200, 1000, 20))) == MIN_PIECE_ROWS
 
 
 def test_a_gpu_takes_larger_pieces():
     plan = make_plan(NET, H200, (), whole=False)
-    assert piece_rows(plan) == (64 << 20) // (23 * 4)
+    assert chunk_rows(plan) == (64 << 20) // (23 * 4)
 
 
 def test_values_between_groups_count(monkeypatch):
     plan = make_plan(sentiment.network(), H200, (), whole=False)  # no kernel: every layer is a group
     assert plan.between_bytes > 1 << 19
     small = dataclasses.replace(H200, memory_bytes=80 * plan.between_bytes)
-    assert piece_rows(dataclasses.replace(plan, device=small)) == 10
+    assert chunk_rows(dataclasses.replace(plan, device=small)) == 10
     here = make_plan(sentiment.network(), this_cpu(), (), whole=False)
     monkeypatch.setattr("onchip.runtime.io.stream.BETWEEN_BYTES", 10 * here.between_bytes)
-    assert piece_rows(here) == 10
+    assert chunk_rows(here) == 10
 
 
 def test_a_file_of_sentences_goes_through_a_gpu_in_few_long_pieces():
     job = Job("fp16", 10**8)
-    assert piece_rows(make_plan(sentiment.network(), H200, kernels_for(H200), job)) > 500_000
+    assert chunk_rows(make_plan(sentiment.network(), H200, kernels_for(H200), job)) > 500_000
 
 
 def test_pieces_for_several_workers_become_short():

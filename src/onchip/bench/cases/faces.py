@@ -32,7 +32,7 @@ from onchip.workloads import faces
 ROWS = (1, 32, 64)
 PIECES = (32,)
 GPU_ROWS, GPU_FEW = (5_248, 65_536, 1, 10, 100), 100
-GPU_JUDGED = 6
+GPU_VERIFIED = 6
 PACE = Pace(rounds=6)
 
 PEERS: dict[str, dict[str, Build]] = {
@@ -68,7 +68,7 @@ def gpu_faces(options: Options, **sizes: Any) -> list[Case]:
         few = N <= GPU_FEW
         case = f"{_images(N)}, a call, synchronised" if few else _images(N)
         io = "fp16" if precision == "fp16" else "fp32"
-        return GpuJob(case, net, N, draw, precision, io, synchronised=few, judged=GPU_JUDGED)
+        return GpuJob(case, net, N, draw, precision, io, synchronised=few, verified=GPU_VERIFIED)
 
     jobs = [job(N) for N in options.rows or GPU_ROWS]
     if not options.rows:
@@ -78,9 +78,9 @@ def gpu_faces(options: Options, **sizes: Any) -> list[Case]:
         made += gpu_cases("faces", [each], options, peers.on_gpu(each.B), unit="images/s")
     N = max(options.rows or GPU_ROWS)
     host_jobs = [
-        HostJob(f"{_images(N)}, to the host", net, N, draw, "fp16", functools.partial(Truth, net), GPU_JUDGED),
+        HostJob(f"{_images(N)}, to the host", net, N, draw, "fp16", functools.partial(Truth, net), GPU_VERIFIED),
         HostJob(f"{_images(N)}, to the host, uint8", faces.network(pixels=True, **sizes), N, draw, "fp16",
-                functools.partial(PixelTruth, net), GPU_JUDGED),
+                functools.partial(PixelTruth, net), GPU_VERIFIED),
     ]  # fmt: skip
     return made + host_cases("faces", host_jobs, options, peers.to_host(net), "images/s")
 
@@ -99,7 +99,7 @@ class PixelTruth(Truth):
     Comparing bytes with bytes would count an error of 1e-6 next to a step as a whole one, and a wrong pixel as a small.
     """
 
-    def judge(self, got: Array) -> Verdict:
+    def verify(self, got: Array) -> Verdict:
         exact, lowest = (self.y[: len(got)] + 1) / 2 * 255, np.asarray(got).astype(np.float64)
         if got.dtype != np.uint8 or got.shape != exact.shape:
             return Verdict(float("inf"), self.allowed)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from onchip.bench.cases.gpu_inference import NAIVE, judged_rows
+from onchip.bench.cases.gpu_inference import NAIVE, verified_rows
 from onchip.bench.cases.inference import PEER_SLACK
 from onchip.bench.frame import ONCHIP, Case, Ready, UnavailableError
 from onchip.bench.options import Options
@@ -27,7 +27,7 @@ from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 from onchip.runtime.engine import Engine, compile
 from onchip.runtime.io.row_sources import open_input_rows
-from onchip.runtime.io.stream import piece_rows, run_rows
+from onchip.runtime.io.stream import chunk_rows, run_rows
 
 PACE = Pace(rounds=3, block_s=0.15, warm_up_s=0.01, pause_s=0, min_runs=2, max_runs=40)
 
@@ -42,7 +42,7 @@ class HostJob:
     inputs: Callable[[int], Array]  # B -> rows; called when the first engine is prepared
     precision: str
     truth: Callable[[Array, str], Truth]  # (rows, dtype of the baseline error)
-    judged: int
+    verified: int
     compiled: Mapping[str, Any] = field(default_factory=dict)  # further options of onchip's compile
     is_locked: bool = True  # pinned memory; else NumPy's own
 
@@ -55,21 +55,21 @@ class HostGiven:
     stage: Stage
     x: Array
     y: Array  # every engine writes here
-    judged: Array  # indices of the checked rows
+    verified: Array  # indices of the checked rows
     truth: Truth
 
     def ready(self, run: Callable[[], object], slack: float, *notes: str) -> Ready:
         def check() -> Verdict:
             self.y.fill(np.nan if self.y.dtype.kind == "f" else 0)
             run()
-            verdict = self.truth.judge(self.y[self.judged])
+            verdict = self.truth.verify(self.y[self.verified])
             return Verdict(verdict.error, slack * verdict.allowed)
 
         told = [
             "random data",
             "page-locked" if self.job.is_locked else "",
             *notes,
-            f"judged on {len(self.judged)} rows",
+            f"judged on {len(self.verified)} rows",
         ]
         return Ready(run, check, ", ".join(filter(None, told)))
 
@@ -80,8 +80,8 @@ def give(job: HostJob, index: int) -> HostGiven:
     if job.is_locked:
         given, x, y = x, stage.locked(x.shape, x.dtype.name), stage.locked(y.shape, output.dtype)
         x[...] = given
-    judged = judged_rows(job.B, job.judged)
-    return HostGiven(job, stage, x, y, judged, job.truth(x[judged], NAIVE[job.precision]))
+    verified = verified_rows(job.B, job.verified)
+    return HostGiven(job, stage, x, y, verified, job.truth(x[verified], NAIVE[job.precision]))
 
 
 Build = Callable[[HostGiven, TorchStage], tuple[Callable[[], object], str]]  # runs all rows from x to y; its setting
@@ -150,7 +150,7 @@ def file_cases(workload: str, job: HostJob, options: Options, unit: str) -> list
 
     def prepare() -> Ready:
         task, engine = give(job, index), _compile(job, options.device)
-        folder, piece = Path(tempfile.mkdtemp(prefix="onchip-bench-")), piece_rows(engine.plan)
+        folder, piece = Path(tempfile.mkdtemp(prefix="onchip-bench-")), chunk_rows(engine.plan)
         path = folder / "inputs.bin"
         task.x.tofile(path)
 

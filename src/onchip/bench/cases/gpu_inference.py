@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onchip.bench.cases.inference import PEER_SLACK, YARDSTICK
+from onchip.bench.cases.inference import BASELINE_ROWS, PEER_SLACK
 from onchip.bench.frame import ONCHIP, Case, Ready, UnavailableError
 from onchip.bench.gpu_clock import CALLS, PACE, Forward, check, fastest
 from onchip.bench.options import Options
@@ -28,7 +28,7 @@ from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile
 from onchip.runtime.placement import find_device, plan
 
-JUDGED = 4_096  # rows that are compared with float64
+VERIFIED = 4_096  # rows that are compared with float64
 SAMPLE_MS = 5.0  # per sample, at the floor: slow jobs have fewer calls per sample
 
 # The dtype of the baseline error: float16 has as many digits as TF32.
@@ -46,7 +46,7 @@ class GpuJob:
     precision: str = "fp16"  # of the gemms
     io: str = "fp16"  # key of IO: the dtype of the rows
     synchronised: bool = False
-    judged: int = JUDGED  # at most so many rows are compared with float64
+    verified: int = VERIFIED  # at most so many rows are compared with float64
     truth: Callable[[Network, Rows, str], Truth] = Truth  # (network, rows, dtype of the baseline error)
     compiled: Mapping[str, Any] = field(default_factory=dict)  # further options of onchip's compile
     module: Callable[[], Any] | None = None  # the torch module that the network comes from; not modified
@@ -64,30 +64,30 @@ class Given:
     job: GpuJob
     stage: Stage
     x: tuple[Any, ...]  # one per input
-    judged: Array  # indices of the checked rows
+    verified: Array  # indices of the checked rows
     truth: Truth
 
-    def judge(self, y: Any, slack: float = 1.0) -> Verdict:
+    def verify(self, y: Any, slack: float = 1.0) -> Verdict:
         """Whether all of y was written, and the checked rows are correct."""
         allowed = slack * self.truth.allowed
         if tuple(y.shape) != (self.job.B, *self.truth.y.shape[1:]) or not self.stage.is_finite(y):
             return Verdict(float("inf"), allowed)
-        return Verdict(self.truth.judge(self.stage.fetch(y, self.judged)).error, allowed)
+        return Verdict(self.truth.verify(self.stage.fetch(y, self.verified)).error, allowed)
 
 
 def give(job: GpuJob, index: int) -> Given:
     stage = make_stage(index)
     x = as_inputs(job.inputs(job.B))
-    judged = judged_rows(job.B, job.judged)
-    rows, many = _rounded(tuple(part[judged] for part in x), job), min(YARDSTICK, job.judged)
+    verified = verified_rows(job.B, job.verified)
+    rows, many = _rounded(tuple(part[verified] for part in x), job), min(BASELINE_ROWS, job.verified)
     truth = job.truth(job.net, rows, NAIVE[job.precision])
-    if len(judged) < many:
+    if len(verified) < many:
         truth = truth.allowing(naive_error(job.net, _rounded(job.inputs(many), job), NAIVE[job.precision]))
     placed = tuple(stage.put(part, dtype) for part, dtype in zip(x, job.given_dtypes, strict=True))
-    return Given(job, stage, placed, judged, truth)
+    return Given(job, stage, placed, verified, truth)
 
 
-def judged_rows(B: int, most: int) -> Array:
+def verified_rows(B: int, most: int) -> Array:
     """Indices of the first row, the last and some between."""
     if most >= B:
         return np.arange(B)
@@ -117,14 +117,14 @@ def gpu_cases(
     """
     device = find_device(options.device)[0]
     index = int(options.device.partition(":")[2] or 0)
-    asked = (make_peers() if peers is None else peers) if options.peers else {}
+    requested = (make_peers() if peers is None else peers) if options.peers else {}
     made = []
     for job in jobs:
         given = functools.cache(functools.partial(give, job, index))
         floor = floor_ms(job, device)
         calls = calls_of(floor)
         engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(ours, given, options.device, calls)}
-        engines |= {name: functools.partial(peer, given, name, build, calls) for name, build in asked.items()}
+        engines |= {name: functools.partial(peer, given, name, build, calls) for name, build in requested.items()}
         made += [
             Case(workload, job.case, name, prepare, work=job.B, unit=unit, precision=job.precision, floor_ms=floor,
                  pace=pace)
@@ -162,7 +162,7 @@ def ours(given: Callable[[], Given], device: str, calls: int) -> Ready:
 
     # Synchronised, the plain call is measured, not a graph of it.
     run, setting = fastest({"": Forward(call, captures=not job.synchronised)}, stage, job.synchronised, calls)
-    return Ready(run, functools.partial(check, stage, run, task.judge), _setting(task, setting))
+    return Ready(run, functools.partial(check, stage, run, task.verify), _setting(task, setting))
 
 
 def peer(given: Callable[[], Given], name: str, build: Build, calls: int) -> Ready:
@@ -176,11 +176,11 @@ def peer(given: Callable[[], Given], name: str, build: Build, calls: int) -> Rea
         run, setting = fastest(variants, stage, job.synchronised, calls)
     return Ready(
         run,
-        functools.partial(check, stage, run, functools.partial(task.judge, slack=PEER_SLACK)),
+        functools.partial(check, stage, run, functools.partial(task.verify, slack=PEER_SLACK)),
         _setting(task, setting),
     )
 
 
 def _setting(task: Given, *notes: str) -> str:
-    judged = f"judged on {len(task.judged)} rows" if len(task.judged) < task.job.B else ""
-    return ", ".join(filter(None, [*notes, "random data, the same in every call: what fits stays in L2", judged]))
+    verified = f"judged on {len(task.verified)} rows" if len(task.verified) < task.job.B else ""
+    return ", ".join(filter(None, [*notes, "random data, the same in every call: what fits stays in L2", verified]))

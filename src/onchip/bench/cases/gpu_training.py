@@ -33,12 +33,12 @@ from onchip.train.training_run import FitResult, Progress
 PRECISIONS = ("fp32", "tf32", "bf16")
 PEER_PRECISIONS = ("fp32", "tf32")  # peers keep float32 weights and round only for gemms, so they have no others
 # What float64 computes in seconds: the first steps of an epoch, or with full batches the first epochs.
-JUDGED_STEPS, JUDGED_ROWS, JUDGED_EPOCHS = 256, 32_768, 3
+VERIFIED_STEPS, VERIFIED_ROWS, VERIFIED_EPOCHS = 256, 32_768, 3
 NAIVE_RUNS = 8  # in float32, for the allowed error; with full batches one: three steps amplify nothing
 # Added to twice the error of a naive float32 run: another reduction order; for gemms with 11 or 8 bits, their effect
 # over 256 steps of 16 rows (a simulation was off by 0.012 on MNIST).
 ROUNDING = {"fp32": 2**-17, "tf32": 2**-6, "bf16": 2**-5}
-SAMPLE_S, LEAST_EPOCHS, MOST_EPOCHS = 0.3, 4, 1_000  # per sample; onchip's first epoch is not timed
+SAMPLE_S, MIN_EPOCHS, MAX_EPOCHS = 0.3, 4, 1_000  # per sample; onchip's first epoch is not timed
 PACE = Pace(rounds=3, block_s=0, warm_up_s=0, pause_s=0, min_runs=1, max_runs=1)  # a sample is many epochs
 
 
@@ -54,9 +54,9 @@ class EpochJob:
     def precision(self) -> str:
         return self.lesson.options.precision
 
-    def judge(self, losses: Array, slack: float = 1.0) -> Verdict:
+    def verify(self, losses: Array, slack: float = 1.0) -> Verdict:
         """losses: of the first steps, or more."""
-        verdict = self.truth().judge_losses(losses)
+        verdict = self.truth().verify_losses(losses)
         return Verdict(verdict.error, slack * (verdict.allowed + ROUNDING[self.precision]))
 
 
@@ -87,9 +87,9 @@ def epoch_jobs(case: str, lesson: TrainingCase, precisions: Sequence[str] = PREC
 
 def _truth(lesson: TrainingCase) -> TrainingTruth:
     size = lesson.options.batch_size
-    few = dataclasses.replace(lesson, options=dataclasses.replace(lesson.options, epochs=JUDGED_EPOCHS))
+    few = dataclasses.replace(lesson, options=dataclasses.replace(lesson.options, epochs=VERIFIED_EPOCHS))
     full = size >= len(lesson.x)
-    steps = JUDGED_EPOCHS if full else min(JUDGED_STEPS, -(-JUDGED_ROWS // size), -(-len(lesson.x) // size))
+    steps = VERIFIED_EPOCHS if full else min(VERIFIED_STEPS, -(-VERIFIED_ROWS // size), -(-len(lesson.x) // size))
     batches, runs = few.batches(0)[:steps], 1 if full else NAIVE_RUNS
     return TrainingTruth(lesson.net(0), lesson.x, lesson.y, batches, lesson.options, runs)
 
@@ -166,14 +166,14 @@ def run_fit(lesson: TrainingCase, epochs: int, on_progress: Callable[[Progress],
 def ours(job: EpochJob) -> Ready:
     full = job.lesson.options.batch_size >= len(job.lesson.x)
     try:
-        first = run_fit(job.lesson, max(2, JUDGED_EPOCHS if full else 1))
+        first = run_fit(job.lesson, max(2, VERIFIED_EPOCHS if full else 1))
     except (DeviceError, PlanError) as refused:
         raise UnavailableError(f"no kernel for {job.case}, {job.precision}: {refused.what}") from None
-    epochs = max(LEAST_EPOCHS, epochs_of(min(epoch.seconds for epoch in first.history)))
+    epochs = max(MIN_EPOCHS, epochs_of(min(epoch.seconds for epoch in first.history)))
     kernel = ", ".join(dict.fromkeys(group.claim.label for group in first.plan.groups))
     setting = job.lesson.setting(f"{epochs} epochs of fit", kernel)
     clock = SteadyFit(job.lesson, epochs)
-    return Ready(clock, lambda: job.judge(first.losses), setting, extra=memory(first.gpu_bytes))
+    return Ready(clock, lambda: job.verify(first.losses), setting, extra=memory(first.gpu_bytes))
 
 
 # -- many networks -----------------------------------------------------------------------------------------
@@ -218,15 +218,15 @@ def ours_together(job: EpochJob, count: int) -> Ready:
         first = run_together(job.lesson, count, 2)
     except (DeviceError, PlanError) as refused:
         raise UnavailableError(f"no kernel for {job.case}, {job.precision}: {refused.what}") from None
-    epochs = max(LEAST_EPOCHS, epochs_of(min(epoch.seconds for epoch in first[0].history)))
+    epochs = max(MIN_EPOCHS, epochs_of(min(epoch.seconds for epoch in first[0].history)))
     setting = job.lesson.setting(f"{epochs} epochs of fit_runs", first[0].plan.groups[0].claim.label)
     clock, held = SteadyRuns(job.lesson, count, epochs), sum(result.gpu_bytes for result in first)
-    return Ready(clock, lambda: job.judge(first[0].losses), setting, extra=memory(held))
+    return Ready(clock, lambda: job.verify(first[0].losses), setting, extra=memory(held))
 
 
 def epochs_of(seconds: float) -> int:
     """Epochs per sample, if one takes `seconds`."""
-    return max(1, min(MOST_EPOCHS, math.ceil(SAMPLE_S / max(seconds, 1e-9))))
+    return max(1, min(MAX_EPOCHS, math.ceil(SAMPLE_S / max(seconds, 1e-9))))
 
 
 # -- peers -------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def peer(job: EpochJob, name: str, build: Build, index: int) -> Ready:
     run = functools.partial(repeat, made.run, calls)
     setting = job.lesson.setting(f"{calls * made.epochs} epochs in a row", made.setting)
     clock = HostClock(run, lambda _: made.wait(), calls * made.epochs)
-    return Ready(clock, lambda: job.judge(losses, PEER_SLACK), setting, extra=memory(made.gpu_bytes))
+    return Ready(clock, lambda: job.verify(losses, PEER_SLACK), setting, extra=memory(made.gpu_bytes))
 
 
 def memory(nbytes: int) -> dict[str, float]:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 PIECES = (32, 128)
 ROWS = (1, 32, 256)
-JUDGED = 64  # rows; on a GPU fewer images, as they are checked again for every case
+VERIFIED = 64  # rows; on a GPU fewer images, as they are checked again for every case
 PACE = Pace(rounds=5, block_s=0.12, warm_up_s=0.05)  # there are many cases
-GPU_ROWS, GPU_PRECISIONS, GPU_IMAGES_JUDGED = (1, 64, 4_096), ("fp32", "fp16"), 16
+GPU_ROWS, GPU_PRECISIONS, GPU_IMAGES_VERIFIED = (1, 64, 4_096), ("fp32", "fp16"), 16
 # Few rounds, for 66 cases: except for torch eager, which is host-bound, 99 % of samples are within 1 % of the median.
 GPU_PACE = Pace(rounds=3, block_s=0.02, warm_up_s=0.005, pause_s=0, min_runs=3, max_runs=40)
 # torch.compile was no faster than torch's graph at 4,096 rows on an H200 (torch 2.11).
@@ -69,12 +69,12 @@ def cases(options: Options, models: Sequence[Model] | None = None) -> list[Case]
         ]
         peers = IMAGE_PEERS if model.is_image else PEERS
         made += inference_cases("imported", subject(torch, model), jobs, options, peers=peers, pieces=PIECES,
-                                judged=JUDGED, pace=PACE)  # fmt: skip
+                                verified=VERIFIED, pace=PACE)  # fmt: skip
     return made
 
 
 def _gpu_cases(jobs: Sequence[GpuJob], options: Options) -> list[Case]:
-    peers = make_network_peers(least_rows=max(GPU_ROWS))
+    peers = make_network_peers(min_rows=max(GPU_ROWS))
     made = (gpu_cases("imported", [job], options, _worth_compiling(job, peers), GPU_PACE) for job in jobs)
     return list(itertools.chain.from_iterable(made))
 
@@ -83,10 +83,10 @@ def gpu_jobs(torch: Any, models: Sequence[Model], counts: Sequence[int]) -> list
     """Every network over these row counts; rows are on the GPU in the precision of the gemms."""
     made = []
     for model in models:
-        what, judged = subject(torch, model), GPU_IMAGES_JUDGED if model.is_image else JUDGED
+        what, verified = subject(torch, model), GPU_IMAGES_VERIFIED if model.is_image else VERIFIED
         inputs = functools.lru_cache(maxsize=1)(model.inputs)  # shared by the precisions
         made += [
-            GpuJob(_case(model, B), what.net, B, inputs, precision, precision, judged=judged, module=what.module)
+            GpuJob(_case(model, B), what.net, B, inputs, precision, precision, verified=verified, module=what.module)
             for B in counts
             for precision in GPU_PRECISIONS
         ]

@@ -23,7 +23,7 @@ from onchip.runtime.placement import plan
 
 # onchip guarantees at most twice the naive error. Peers get more slack: torch has 2.1 times the naive error on faces.
 PEER_SLACK = 10.0
-YARDSTICK = 1_000  # minimum rows of the naive run: on the few values of one row its error may be small by chance
+BASELINE_ROWS = 1_000  # minimum rows of the naive run: on the few values of one row its error may be small by chance
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,29 +34,29 @@ class Task:
     x: Callable[[], Given]  # (B, ...)
     output: TensorType
     truth: Callable[[], Truth]  # of the checked rows, from the first on
-    judged: int | None = None  # number of checked rows; None: all
+    verified: int | None = None  # number of checked rows; None: all
     data: str = ""  # description of the rows, for the setting
 
     def ours(self, build: Callable[[], Engine], *notes: str) -> Ready:
         engine, x, out = build(), as_inputs(self.x()), self._empty()
-        return Ready(lambda: engine(*x, out=out), lambda: self.judge(engine(*x)), self._setting(*notes))
+        return Ready(lambda: engine(*x, out=out), lambda: self.verify(engine(*x)), self._setting(*notes))
 
     def peer(self, name: str, build: Callable[[], Mapping[str, Forward]], pieces: Sequence[int], *notes: str) -> Ready:
         """The fastest of a peer's variants, called with all rows or with chunks of the sizes in `pieces`."""
         with explained(name):
             run, setting = fastest(build(), as_inputs(self.x()), self._empty(), pieces)
-        return Ready(run, lambda: self.judge(run(), PEER_SLACK), self._setting(setting, *notes))
+        return Ready(run, lambda: self.verify(run(), PEER_SLACK), self._setting(setting, *notes))
 
-    def judge(self, y: Array, slack: float = 1.0) -> Verdict:
-        verdict = self.truth().judge(y[: self.judged])
+    def verify(self, y: Array, slack: float = 1.0) -> Verdict:
+        verdict = self.truth().verify(y[: self.verified])
         return Verdict(verdict.error if len(y) == self.B else float("inf"), slack * verdict.allowed)
 
     def _empty(self) -> Array:
         return np.empty((self.B, *self.output.row_shape), numpy_dtype(self.output.dtype))
 
     def _setting(self, *notes: str) -> str:
-        few = self.judged is not None and self.judged < self.B
-        return ", ".join(filter(None, [self.data, *notes, f"judged on {self.judged} rows" if few else ""]))
+        few = self.verified is not None and self.verified < self.B
+        return ", ".join(filter(None, [self.data, *notes, f"judged on {self.verified} rows" if few else ""]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ def inference_cases(
     peers: Mapping[str, Mapping[str, Build]] = INFERENCE,
     pieces: Sequence[int] = PIECES,
     unit: str = "rows/s",
-    judged: int | None = None,
+    verified: int | None = None,
     truth: Callable[[Given], Truth] | None = None,
     pace: Pace | None = None,
 ) -> list[Case]:
@@ -94,8 +94,8 @@ def inference_cases(
     made = []
     for job in jobs:
         x = functools.cache(job.inputs)
-        known = functools.cache(functools.partial(_first_truth, truth or functools.partial(Truth, net), x, judged))
-        task = Task(job.B, x, net.output, known, judged, job.data)
+        known = functools.cache(functools.partial(_first_truth, truth or functools.partial(Truth, net), x, verified))
+        task = Task(job.B, x, net.output, known, verified, job.data)
         build = functools.partial(compile, net, options.device, threads=options.threads, batch_hint=job.B)
         engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(task.ours, build)}
         if options.peers:
@@ -117,5 +117,5 @@ def build_variants(variants: Mapping[str, Build], what: Subject, options: Option
     return {name: build(what, options.threads) for name, build in variants.items()}
 
 
-def _first_truth(truth: Callable[[Given], Truth], x: Callable[[], Given], judged: int | None) -> Truth:
-    return truth(tuple(rows[:judged] for rows in as_inputs(x())))
+def _first_truth(truth: Callable[[Given], Truth], x: Callable[[], Given], verified: int | None) -> Truth:
+    return truth(tuple(rows[:verified] for rows in as_inputs(x())))

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from onchip.bench.cases.gpu_inference import GpuJob, gpu_cases
-from onchip.bench.cases.inference import YARDSTICK, Rows, inference_cases
+from onchip.bench.cases.inference import BASELINE_ROWS, Rows, inference_cases
 from onchip.bench.frame import Case
 from onchip.bench.options import Options
 from onchip.bench.peers.cpu import subject_of
@@ -51,7 +51,7 @@ def cases(options: Options) -> list[Case]:
 
 def steady_truth(net: Network, x: Array) -> Truth:
     """The reference for x with a baseline error measured on at least YARDSTICK rows."""
-    many = x if len(x) >= YARDSTICK else inputs(YARDSTICK, net.input.row_size)
+    many = x if len(x) >= BASELINE_ROWS else inputs(BASELINE_ROWS, net.input.row_size)
     return Truth(net, x).allowing(naive_error(net, many))
 
 

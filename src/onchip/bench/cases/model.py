@@ -21,7 +21,7 @@ from onchip.network.text import plural
 from onchip.runtime.io.row_sources import random_inputs
 
 ROWS = (1, 64, 1_024, 16_384)
-JUDGED = 64  # rows: a large network takes long in float64
+VERIFIED = 64  # rows: a large network takes long in float64
 PACE = Pace(rounds=5, block_s=0.2, warm_up_s=0.1, pause_s=0.1)
 
 
@@ -38,11 +38,11 @@ def model_cases(path: str, options: Options) -> list[Case]:
         raise InputError(f"{path} cannot be timed", got=got, expected="one of each", hint="onchip plan for its floor")
     counts, draw = options.rows or ROWS, functools.cache(functools.partial(_draw, net))
     if options.device != "cpu":
-        jobs = [GpuJob(plural(B, "row"), net, B, draw, "fp32", "fp32", judged=JUDGED) for B in counts]
+        jobs = [GpuJob(plural(B, "row"), net, B, draw, "fp32", "fp32", verified=VERIFIED) for B in counts]
         return gpu_cases(name, jobs, options)
     jobs_here = [Rows(plural(B, "row"), B, functools.partial(draw, B), "random data") for B in counts]
     truth = functools.partial(_truth, net, draw)
-    return inference_cases(name, subject_of(net), jobs_here, options, judged=JUDGED, truth=truth, pace=PACE)
+    return inference_cases(name, subject_of(net), jobs_here, options, verified=VERIFIED, truth=truth, pace=PACE)
 
 
 def _draw(net: Network, B: int) -> Array:
@@ -52,4 +52,4 @@ def _draw(net: Network, B: int) -> Array:
 
 def _truth(net: Network, draw: Callable[[int], Array], x: Array) -> Truth:
     """The reference for x with a baseline error measured on JUDGED rows."""
-    return Truth(net, x).allowing(naive_error(net, draw(JUDGED)))
+    return Truth(net, x).allowing(naive_error(net, draw(VERIFIED)))

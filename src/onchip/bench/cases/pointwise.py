@@ -28,7 +28,7 @@ COPY = "copy"
 ROW = (64, 32, 32)  # an image of 64 channels
 GPU_ROWS, CPU_ROWS = 2048, 64  # 2^27 values, 2^22
 PRECISIONS = ("fp32", "fp16")
-JUDGED = 32  # rows, of 65,536 values each: float64 takes NumPy a minute for all; all values are checked to be finite
+VERIFIED = 32  # rows, of 65,536 values each: float64 takes NumPy a minute for all; all values are checked to be finite
 COMPILE_S, JAX_S = 25.0, 10.0  # seconds for torch.compile and JAX, all ten cases together
 
 
@@ -73,7 +73,7 @@ def cases(options: Options) -> list[Case]:
     if options.device == "cpu":
         for name, net in networks().items():
             rows = [Rows(f"{name}, {B} rows", B, functools.partial(inputs, B)) for B in options.rows or (CPU_ROWS,)]
-            made += inference_cases("pointwise", subject_of(net), rows, options, judged=CPU_ROWS)
+            made += inference_cases("pointwise", subject_of(net), rows, options, verified=CPU_ROWS)
         return made
     peers = make_network_peers(1, COMPILE_S, JAX_S)
     for B in options.rows or (GPU_ROWS,):
@@ -81,7 +81,7 @@ def cases(options: Options) -> list[Case]:
         for precision in PRECISIONS:
             made += [_copy(B, precision, options, functools.partial(given, B))]
             jobs = [
-                GpuJob(f"{name}, {B} rows", net, B, given, precision, precision, judged=JUDGED)
+                GpuJob(f"{name}, {B} rows", net, B, given, precision, precision, verified=VERIFIED)
                 for name, net in networks().items()
             ]
             made += gpu_cases("pointwise", jobs, options, peers)
@@ -97,9 +97,9 @@ def _copy(B: int, precision: str, options: Options, given: Callable[[], Array]) 
         x, y = stage.put(host, IO[precision]), stage.empty(host.shape, IO[precision])
         run, way = fastest({"": Forward(lambda: stage.copy(x, y))}, stage)
 
-        def judge(copied: Any) -> Verdict:
+        def verify(copied: Any) -> Verdict:
             return Verdict(0.0 if np.array_equal(stage.fetch(copied), stage.fetch(x)) else float("inf"), 0.0)
 
-        return Ready(run, functools.partial(check, stage, run, judge), way)
+        return Ready(run, functools.partial(check, stage, run, verify), way)
 
     return Case("pointwise", f"copy, {B} rows", COPY, prepare, work=B, precision=precision, pace=PACE)

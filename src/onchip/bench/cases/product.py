@@ -24,7 +24,7 @@ MANY_ROWS, LAYERS = 16_384, ((4_096, 2_048), (2_048, 1_024), (1_024, 512))  # D_
 FEW_ROWS, FEW_LAYERS = (1, 16, 64, 128), ((4_096, 4_096), (4_096, 1_024), (1_024, 1_024))
 CPU_ROWS = 64
 COMPILE_S, JAX_S = 20.0, 10.0  # seconds for torch.compile and JAX, all cases of many rows together
-JUDGED = 8  # rows: NumPy's 16-bit gemms are slow
+VERIFIED = 8  # rows: NumPy's 16-bit gemms are slow
 
 
 def cases(options: Options) -> list[Case]:
@@ -33,17 +33,19 @@ def cases(options: Options) -> list[Case]:
         for D_in, D_out in LAYERS:
             counts, name = options.rows or (CPU_ROWS,), f"{D_in} to {D_out}, ReLU"
             rows = [Rows(f"{name}, {B} rows", B, functools.partial(inputs, B, D_in)) for B in counts]
-            made += inference_cases("product", subject_of(network(D_in, D_out)), rows, options, judged=CPU_ROWS)
+            made += inference_cases("product", subject_of(network(D_in, D_out)), rows, options, verified=CPU_ROWS)
         return made
     jobs = [
-        GpuJob(f"{CUBE} cubed", network(CUBE, CUBE, is_bare=True), CUBE, inputs_of(CUBE), precision, io, judged=JUDGED)
+        GpuJob(
+            f"{CUBE} cubed", network(CUBE, CUBE, is_bare=True), CUBE, inputs_of(CUBE), precision, io, verified=VERIFIED
+        )
         for precision, io in (("fp16", "fp16"), ("bf16", "bf16"), ("tf32", "fp32"), ("fp32", "fp32"))
     ]
     many = [(B, *layer) for layer in LAYERS for B in options.rows or (MANY_ROWS,)]
     few = [(B, *layer) for layer in FEW_LAYERS for B in options.rows or FEW_ROWS]
     for B, D_in, D_out in (*many, *few):
         case = f"{D_in} to {D_out}, ReLU, {B} row{'s' if B > 1 else ''}"
-        jobs.append(GpuJob(case, network(D_in, D_out), B, inputs_of(D_in), "fp16", "fp16", judged=JUDGED))
+        jobs.append(GpuJob(case, network(D_in, D_out), B, inputs_of(D_in), "fp16", "fp16", verified=VERIFIED))
     return gpu_cases("product", jobs, options, make_network_peers(MANY_ROWS, COMPILE_S, JAX_S))
 
 

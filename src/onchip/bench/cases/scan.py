@@ -99,7 +99,7 @@ class Given:
         def check() -> Verdict:
             self.y.fill(np.nan if self.y.dtype.kind == "f" else -1)
             run()
-            return self.truth.judge(self.y, peer)
+            return self.truth.verify(self.y, peer)
 
         return Ready(run, check, ", ".join(filter(None, [DATA[self.job.dtype], *notes, self.truth.note])))
 
@@ -172,13 +172,13 @@ class GpuGiven:
     def ready(self, variants: Variants, peer: bool = False) -> Ready:
         run, way = fastest(variants, self.stage, calls=calls_of(self.job.N))
 
-        def judge(y: Any) -> Verdict:
-            return self.truth.judge(self.stage.fetch(y), peer)
+        def verify(y: Any) -> Verdict:
+            return self.truth.verify(self.stage.fetch(y), peer)
 
         data = f"{DATA[self.job.dtype]}, the same in every call: what fits stays in L2"
         copy = f"a copy on the GPU, measured beside it: {show_ms(self.copy_ms)} ms"
         setting = ", ".join(filter(None, [way, data, copy, self.truth.note]))
-        return Ready(run, functools.partial(check, self.stage, run, judge), setting)
+        return Ready(run, functools.partial(check, self.stage, run, verify), setting)
 
 
 def calls_of(N: int) -> int:

@@ -15,7 +15,7 @@ BLOCK = 1 << 12
 BLOCKS = 64  # of which every sum is checked
 PIECE = 1 << 24  # values that are added at a time: their float64 copy fits into memory
 UNWRITTEN = -1  # stage.poison's value for ints
-MOST_UNWRITTEN = 16  # random sums are -1 by chance, one in 2^32
+MAX_UNWRITTEN = 16  # random sums are -1 by chance, one in 2^32
 
 
 class SampledScanTruth:
@@ -28,7 +28,7 @@ class SampledScanTruth:
 
     def __init__(self, x: Array) -> None:
         self._shape, self._dtype = x.shape, x.dtype
-        self.places = judged_places(len(x))
+        self.places = verified_positions(len(x))
         self.note = f"judged on {len(self.places)} sums" if len(self.places) < len(x) else ""
         is_float = x.dtype.kind == "f"
         wide = sums_at(self.places, x, "float64" if is_float else "int64", np.cumsum)
@@ -39,7 +39,7 @@ class SampledScanTruth:
             self.allowed = allowed_error(self._error(sums_at(self.places, x, "float32", pairwise_sums)))
             self.allowed_peer = PEER_SLACK * allowed_error(self._error(naive_sums_at(self.places, x)))
 
-    def judge(self, got: Array, peer: bool = False) -> Verdict:
+    def verify(self, got: Array, peer: bool = False) -> Verdict:
         """got: all N sums, written over NaNs or UNWRITTEN."""
         allowed = self.allowed_peer if peer else self.allowed
         if got.shape != self._shape or got.dtype != self._dtype or not _is_written(got):
@@ -53,10 +53,10 @@ class SampledScanTruth:
 def _is_written(y: Array) -> bool:
     if y.dtype.kind == "f":
         return bool(np.isfinite(y).all())
-    return int(np.count_nonzero(y == UNWRITTEN)) <= MOST_UNWRITTEN
+    return int(np.count_nonzero(y == UNWRITTEN)) <= MAX_UNWRITTEN
 
 
-def judged_places(N: int) -> Array:
+def verified_positions(N: int) -> Array:
     """The checked indices, in order."""
     if N <= WHOLE:
         return np.arange(N)

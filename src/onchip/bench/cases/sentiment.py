@@ -43,7 +43,7 @@ from onchip.workloads import sentiment
 
 ROWS = (2_048,)
 DIRECT_ROWS, PIECES = 64, (16,)  # sentences of the convolutions, and a peer's chunk sizes
-JUDGED = 64  # with fewer, chance decides whether an engine has twice the naive error
+VERIFIED = 64  # with fewer, chance decides whether an engine has twice the naive error
 PACE = Pace(rounds=4, min_runs=1)  # a run with convolutions takes a second or more
 FOLDED_PIECES = (512,)  # chunk sizes of a peer with tables
 
@@ -79,13 +79,13 @@ def _cases(
     peers: Mapping[str, Callable[[], Mapping[str, Forward]]],
     options: Options,
 ) -> list[Case]:
-    few, judged, x = min(N, DIRECT_ROWS), min(N, JUDGED), functools.cache(ids)
-    truth = functools.cache(lambda: exact_truth(net, x()[:judged]))
-    whole = Task(N, x, net.output, truth, judged, "random weights")
+    few, verified, x = min(N, DIRECT_ROWS), min(N, VERIFIED), functools.cache(ids)
+    truth = functools.cache(lambda: exact_truth(net, x()[:verified]))
+    whole = Task(N, x, net.output, truth, verified, "random weights")
     coarse = Task(
-        N, x, net.output, lambda: rounded_table_truth(truth(), net, x()[:judged], "fp16"), judged, "random weights"
+        N, x, net.output, lambda: rounded_table_truth(truth(), net, x()[:verified], "fp16"), verified, "random weights"
     )
-    part = Task(few, lambda: x()[:few], net.output, truth, judged, "random weights")
+    part = Task(few, lambda: x()[:few], net.output, truth, verified, "random weights")
     scaled = "" if few == N else f"timed on {few} sentences, scaled"
 
     plans = {name: plan(net, options.device, Job(batch=sentiment.SENTENCES, **how)) for name, how in OURS.items()}

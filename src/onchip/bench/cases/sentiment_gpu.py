@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from onchip.bench.cases.gpu_host import HostJob, file_cases, host_cases
 from onchip.bench.cases.gpu_inference import GpuJob, gpu_cases
-from onchip.bench.cases.sentiment_rows import JUDGED, Truths, random_ids, rounded_table_truth, zipf_ids
+from onchip.bench.cases.sentiment_rows import VERIFIED, Truths, random_ids, rounded_table_truth, zipf_ids
 from onchip.bench.cases.sentiment_tables import PRECISIONS as TABLE_PRECISIONS
 from onchip.bench.cases.sentiment_tables import BreakEven, table_cases
 from onchip.bench.frame import Case
@@ -33,11 +33,11 @@ def gpu_sentences(net: Network, options: Options) -> list[Case]:
     peers, truths, pays, made = SentimentPeers(net), Truths(), BreakEven(), list[Case]()
     cases_of = functools.partial(gpu_cases, "sentiment", options=options, unit="sentences/s")
     folded: dict[str, Build] = {FOLDED: peers.compiled, "torch embedding_bag": peers.bags}
-    jax = functools.partial(jax_jit, Allowance(JAX_S), least_rows=1)
+    jax = functools.partial(jax_jit, Allowance(JAX_S), min_rows=1)
     convolved: dict[str, Build] = {"torch, one product": peers.windows, "jax": jax}
     for N in options.rows or (sentiment.SENTENCES,):
         random, zipf = functools.partial(random_ids, net), functools.partial(zipf_ids, net, a=ZIPF)
-        job = functools.partial(GpuJob, net=net, B=N, io="fp32", judged=JUDGED, truth=truths)
+        job = functools.partial(GpuJob, net=net, B=N, io="fp32", verified=VERIFIED, truth=truths)
         many = f"{N} sentences"
         for precision in PRECISIONS:
             jobs = [
@@ -49,7 +49,7 @@ def gpu_sentences(net: Network, options: Options) -> list[Case]:
             if precision == HOST_PRECISION:  # while the peer's tables are in memory
                 known = functools.partial(truths, net)
                 host = functools.partial(
-                    HostJob, net=net, inputs=random, precision=precision, truth=known, judged=JUDGED
+                    HostJob, net=net, inputs=random, precision=precision, truth=known, verified=VERIFIED
                 )
                 from_host = [
                     host(f"{many}, from the host", B=N), host(f"{many}, from NumPy arrays", B=N, is_locked=False),

@@ -23,7 +23,7 @@ def zipf_ids(net: Network, N: int, a: float = 1.0) -> Array:
     return np.random.default_rng(1).choice(V, (N, *net.input.row_shape), p=share / share.sum()).astype(np.int32)
 
 
-JUDGED = 8  # sentences on a GPU
+VERIFIED = 8  # sentences on a GPU
 IDS = {"random ids": random_ids, "Zipf ids": zipf_ids}
 
 

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from onchip.bench.cases.gpu_inference import NAIVE, judged_rows
+from onchip.bench.cases.gpu_inference import NAIVE, verified_rows
 from onchip.bench.cases.inference import PEER_SLACK
-from onchip.bench.cases.sentiment_rows import JUDGED, Truths, random_ids
+from onchip.bench.cases.sentiment_rows import VERIFIED, Truths, random_ids
 from onchip.bench.frame import ONCHIP, Case, Ready, UnavailableError
 from onchip.bench.options import Options
 from onchip.bench.peers.cpu import explained
@@ -19,7 +19,7 @@ from onchip.measure.pace import Pace
 from onchip.measure.truth import Verdict
 from onchip.network.graph import Network
 from onchip.network.recipe import Array, Recipe, in_order
-from onchip.plan.build_price import makes_of
+from onchip.plan.build_cost import makes_of
 from onchip.plan.plan import Plan
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.weights import make_weights
@@ -68,11 +68,11 @@ def table_cases(
 
     remark  for the row of onchip's tables
     """
-    ids = random_ids(net, sentiment.SENTENCES)[judged_rows(sentiment.SENTENCES, JUDGED)]  # with a known reference
+    ids = random_ids(net, sentiment.SENTENCES)[verified_rows(sentiment.SENTENCES, VERIFIED)]  # with a known reference
     index = int(options.device.partition(":")[2] or 0)
 
-    def judge(y: Array, slack: float = 1.0) -> Verdict:
-        verdict = truths(net, ids, NAIVE[precision]).judge(y)
+    def verify(y: Array, slack: float = 1.0) -> Verdict:
+        verdict = truths(net, ids, NAIVE[precision]).verify(y)
         return Verdict(verdict.error, slack * verdict.allowed)
 
     def build() -> Engine:
@@ -80,11 +80,11 @@ def table_cases(
 
     def our_tables() -> Ready:
         engine = build()
-        return Ready(builder(engine.plan, index), lambda: judge(engine(ids)), engine.plan.fold)
+        return Ready(builder(engine.plan, index), lambda: verify(engine(ids)), engine.plan.fold)
 
     def our_first() -> Ready:
         engine = build()
-        return Ready(lambda: build()(ids), lambda: judge(engine(ids)), engine.plan.fold)
+        return Ready(lambda: build()(ids), lambda: verify(engine(ids)), engine.plan.fold)
 
     def torch(is_first: bool) -> Ready:
         stage = make_stage(index)
@@ -101,7 +101,7 @@ def table_cases(
             stage.synchronise()
 
         run = (lambda: result(peers.fold(precision, stage))) if is_first else make
-        return Ready(run, lambda: judge(result(), PEER_SLACK))
+        return Ready(run, lambda: verify(result(), PEER_SLACK))
 
     made = []
     for case, ours, note in ((TABLES, our_tables, remark), (FIRST, our_first, None)):

@@ -91,8 +91,8 @@ class TrainingCase:
     def truth(self) -> TrainingTruth:
         return TrainingTruth(self.net(0), self.x, self.y, self.batches(0), self.options)
 
-    def judge(self, losses: Iterable[float], net: Network, slack: float = 1.0) -> Verdict:
-        verdict = self.truth.judge(flat_run(losses, net))
+    def verify(self, losses: Iterable[float], net: Network, slack: float = 1.0) -> Verdict:
+        verdict = self.truth.verify(flat_run(losses, net))
         return Verdict(verdict.error, slack * verdict.allowed)
 
     def setting(self, *notes: str) -> str:
@@ -122,7 +122,7 @@ def _fit(lesson: TrainingCase) -> FitResult:
 
 def _check_fit(lesson: TrainingCase) -> Verdict:
     result = _fit(lesson)
-    return lesson.judge(result.losses, result.network)
+    return lesson.verify(result.losses, result.network)
 
 
 def onchip_accuracy(lesson: TrainingCase, x_test: Array, y_test: Array, seeds: int) -> Ready:

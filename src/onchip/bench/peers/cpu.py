@@ -196,7 +196,7 @@ def fastest(
     """
     B = len(x[0])
 
-    def in_pieces(forward: Forward, size: int) -> Callable[[], Array]:
+    def in_chunks(forward: Forward, size: int) -> Callable[[], Array]:
         if size == B:
             return lambda: forward(*x)
 
@@ -209,7 +209,7 @@ def fastest(
 
     # Equal chunks if possible: a remainder of another shape is another graph for torch.compile.
     sizes = dict.fromkeys([B, *(math.ceil(B / math.ceil(B / piece)) for piece in pieces if piece < B)])
-    runs = {(name, size): in_pieces(forward, size) for name, forward in variants.items() for size in sizes}
+    runs = {(name, size): in_chunks(forward, size) for name, forward in variants.items() for size in sizes}
     name, size = min(runs, key=lambda choice: _trial_seconds(runs[choice]))
     calls = "one call" if size == B else f"{size} rows a call"
     return runs[name, size], ", ".join(filter(None, [name, calls]))

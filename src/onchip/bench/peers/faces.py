@@ -39,7 +39,7 @@ def phase_calls(task: GpuTask, stage: TorchStage) -> dict[str, Call]:
     return {"four phases": torch_call(split, stage, memory_format=stage.torch.channels_last)}
 
 
-def in_pieces(stage: TorchStage, call: Call, x: Tensor) -> Tensor:
+def in_chunks(stage: TorchStage, call: Call, x: Tensor) -> Tensor:
     return call(x) if len(x) <= PIECE else stage.torch.cat([call(part) for part in x.split(PIECE)])
 
 
@@ -60,20 +60,20 @@ class Compiled:
 
     def __call__(self, task: GpuTask, stage: TorchStage) -> Variants:
         name, run = self.get(task, stage)
-        return {name: Forward(functools.partial(in_pieces, stage, run, task.x))}
+        return {name: Forward(functools.partial(in_chunks, stage, run, task.x))}
 
 
 def torch_eager(task: GpuTask, stage: TorchStage) -> Variants:
     calls = plain_calls(task, stage)
     return {
-        name: Forward(functools.partial(in_pieces, stage, call, task.x), captures=False) for name, call in calls.items()
+        name: Forward(functools.partial(in_chunks, stage, call, task.x), captures=False) for name, call in calls.items()
     }
 
 
 def torch_graph(task: GpuTask, stage: TorchStage) -> Variants:
     calls = {**plain_calls(task, stage), **phase_calls(task, stage)}
     return {
-        name: Forward(functools.partial(in_pieces, stage, call, task.x), eager=False) for name, call in calls.items()
+        name: Forward(functools.partial(in_chunks, stage, call, task.x), eager=False) for name, call in calls.items()
     }
 
 

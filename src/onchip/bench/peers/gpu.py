@@ -132,14 +132,14 @@ class Allowance:
 
 
 def torch_compiled(
-    allowance: Allowance, task: GpuTask, stage: TorchStage, mode: str = "", least_rows: int = 0
+    allowance: Allowance, task: GpuTask, stage: TorchStage, mode: str = "", min_rows: int = 0
 ) -> Variants:
     """Images in the memory format that is faster uncompiled: compiling both would take twice as long.
 
-    mode, least_rows  default: MODE and COMPILED_ROWS
+    mode, min_rows  default: MODE and COMPILED_ROWS
     """
     mode = mode or MODE
-    _check_rows("torch.compile", task, least_rows or COMPILED_ROWS)
+    _check_rows("torch.compile", task, min_rows or COMPILED_ROWS)
     name, run = compile_faster(allowance, torch_calls, task, stage, mode)
     return {", ".join(filter(None, [mode, name])): Forward(functools.partial(run, *task.inputs))}
 
@@ -221,12 +221,12 @@ def load_jax() -> Any:
     return jax
 
 
-def jax_jit(allowance: Allowance, task: GpuTask, stage: TorchStage, least_rows: int = 0) -> Variants:
+def jax_jit(allowance: Allowance, task: GpuTask, stage: TorchStage, min_rows: int = 0) -> Variants:
     """In fp32 the gemms are true fp32, as for every engine; JAX's default is TF32.
 
-    least_rows  default: COMPILED_ROWS
+    min_rows  default: COMPILED_ROWS
     """
-    _check_rows("jax", task, least_rows or COMPILED_ROWS)
+    _check_rows("jax", task, min_rows or COMPILED_ROWS)
     jax = load_jax()
     kind, given = numpy_dtype(COMPUTE[task.precision]), numpy_dtype(task.io)
     exact = jax.lax.Precision.HIGHEST if task.precision == "fp32" else jax.lax.Precision.DEFAULT
@@ -249,20 +249,20 @@ def jax_jit(allowance: Allowance, task: GpuTask, stage: TorchStage, least_rows: 
 
 
 def make_network_peers(
-    least_rows: int, compile_s: float = NETWORKS_COMPILE_S, jax_s: float = NETWORKS_JAX_S
+    min_rows: int, compile_s: float = NETWORKS_COMPILE_S, jax_s: float = NETWORKS_JAX_S
 ) -> dict[str, Build]:
-    """As make_peers, for networks that are not dense; torch.compile and JAX from `least_rows` rows on.
+    """As make_peers, for networks that are not dense; torch.compile and JAX from `min_rows` rows on.
 
     torch.compile keeps cuDNN's convolutions: tuning its own as well takes minutes per network.
 
     compile_s, jax_s  time budgets for compilation
     """
-    compiled = functools.partial(torch_compiled, Allowance(compile_s), mode="default", least_rows=least_rows)
+    compiled = functools.partial(torch_compiled, Allowance(compile_s), mode="default", min_rows=min_rows)
     return {
         "torch eager": torch_eager,
         "torch graph": torch_graph,
         "torch.compile": compiled,
-        "jax": functools.partial(jax_jit, Allowance(jax_s), least_rows=least_rows),
+        "jax": functools.partial(jax_jit, Allowance(jax_s), min_rows=min_rows),
     }
 
 

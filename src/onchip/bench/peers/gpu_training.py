@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from onchip.bench.cases.gpu_training import JUDGED_STEPS, Build, EpochJob, PeerRun
+from onchip.bench.cases.gpu_training import VERIFIED_STEPS, Build, EpochJob, PeerRun
 from onchip.bench.cases.training import TrainingCase
 from onchip.bench.frame import UnavailableError
 from onchip.bench.peers.gpu import Allowance, load_jax
@@ -162,7 +162,7 @@ def torch_eager(job: EpochJob, stage: TorchStage) -> PeerRun:
     lesson = job.lesson
     _set_precision(stage, lesson)
     run = Autograd(lesson, optimiser="fused", compiled=False, device=str(stage.device))
-    losses = [run.step(x, y).item() for x, y in itertools.islice(run.batches(), JUDGED_STEPS)]
+    losses = [run.step(x, y).item() for x, y in itertools.islice(run.batches(), VERIFIED_STEPS)]
     return PeerRun(run.run, lesson.options.epochs, stage.synchronise, lambda: np.array(losses), "fused SGD")
 
 

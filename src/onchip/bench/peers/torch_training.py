@@ -67,7 +67,7 @@ class TorchRun(abc.ABC):
 
     def check(self) -> Verdict:
         losses = [self.step(x, y).item() for x, y in self.batches()]
-        return self.lesson.judge(losses, self.network(), SLACK)
+        return self.lesson.verify(losses, self.network(), SLACK)
 
     def accuracy(self, x_test: Array, y_test: Array) -> float:
         module = framework("torch_network").torch_module(self.network())

@@ -20,7 +20,7 @@ from onchip.formats.arrays.row_files import RowWriter
 from onchip.network.reading import blaming, show
 from onchip.network.recipe import Array
 
-PIECE_BYTES = 1 << 20  # of text per read
+CHUNK_BYTES = 1 << 20  # of text per read
 _LONGEST_WORD = 1000  # longer than any number that printf writes
 _COUNT = re.compile(rb"\+?[0-9]{1,18}")
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -44,7 +44,7 @@ class _Reader:
 
     def read(self) -> Array:
         rest = b""
-        while piece := self._file.read(PIECE_BYTES):
+        while piece := self._file.read(CHUNK_BYTES):
             text = rest + piece
             # The last word may continue in the next chunk.
             whole = max(text.rfind(white) for white in (b" ", b"\n", b"\t", b"\r", b"\v", b"\f")) + 1

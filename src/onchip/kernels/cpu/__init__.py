@@ -7,21 +7,21 @@ from typing import Protocol
 from onchip.kernels.cpu.conv.fused import ConvFused
 from onchip.kernels.cpu.elementwise.pointwise import Pointwise
 from onchip.kernels.cpu.elementwise.rowwise import Rowwise
-from onchip.kernels.cpu.embedding.lookup import LookUpAlone
+from onchip.kernels.cpu.embedding.lookup import LookUpKernel
 from onchip.kernels.cpu.embedding.token_max import TokenMax
-from onchip.kernels.cpu.gemm.matmul import MatMulAlone
+from onchip.kernels.cpu.gemm.matmul import MatMulKernel
 from onchip.kernels.cpu.layout.move import Move
 from onchip.kernels.cpu.layout.resize import Resize
 from onchip.kernels.cpu.layout.select import Select
 from onchip.kernels.cpu.layout.taps import Taps
 from onchip.kernels.cpu.mlp.fused import MlpFused
 from onchip.kernels.cpu.plain import Plain
-from onchip.kernels.cpu.recurrent.recurrent import RecurrentAlone
+from onchip.kernels.cpu.recurrent.recurrent import RecurrentKernel
 from onchip.kernels.cpu.reduction.norm import Norm
 from onchip.kernels.cpu.reduction.reduce import Reduce
-from onchip.kernels.cpu.reduction.sequence_max import SequenceMaxAlone
-from onchip.kernels.cpu.reduction.top_k import TopKAlone
-from onchip.kernels.cpu.scan.scan import ScanAlone
+from onchip.kernels.cpu.reduction.sequence_max import SequenceMaxKernel
+from onchip.kernels.cpu.reduction.top_k import TopKKernel
+from onchip.kernels.cpu.scan.scan import ScanKernel
 from onchip.kernels.cpu.scan.short_scan import ShortScan
 from onchip.kernels.cpu.threading.launches import Launch
 from onchip.kernels.cpu.train.mlp import MlpTrain, Trainer
@@ -47,8 +47,8 @@ class TrainingKernel(Kernel, Protocol):
 
 
 INFERENCE: tuple[InferenceKernel, ...] = (
-    MlpFused(), ConvFused(), TokenMax(), RecurrentAlone(), Pointwise(), Rowwise(), Reduce(), TopKAlone(), Norm(),
-    Select(), Resize(), Taps(), LookUpAlone(), MatMulAlone(), Move(), SequenceMaxAlone(), ShortScan(), ScanAlone(),
+    MlpFused(), ConvFused(), TokenMax(), RecurrentKernel(), Pointwise(), Rowwise(), Reduce(), TopKKernel(), Norm(),
+    Select(), Resize(), Taps(), LookUpKernel(), MatMulKernel(), Move(), SequenceMaxKernel(), ShortScan(), ScanKernel(),
     Plain(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onchip.plan.device import Device
-from onchip.plan.kernel import Price
+from onchip.plan.kernel import Cost
 
 TILE_SHARE = 0.73  # of the device's rate, by the register tile (tile.py)
 _CACHE_COPIES = 2.0  # times of a copy, for what is read and written in cache
@@ -19,24 +19,24 @@ _LAST_TILE = 0.125  # of a tile: how long cores wait for the last one, as not al
 
 
 @dataclass(frozen=True)
-class CorePrice(Price):
+class CoreCost(Cost):
     """The same floor; an estimate with what happens on the way."""
 
     share: float = TILE_SHARE  # of the device's rate
     row_cache_bytes: int = 0  # read and written in cache on the way, a row
     fixed_cache_bytes: int = 0  # the same, a launch
-    rows_a_core: int = 0  # that one core takes at the least: few rows leave cores idle; 0: cores share a row
+    rows_per_core: int = 0  # that one core takes at the least: few rows leave cores idle; 0: cores share a row
     tile_rows: int = 0  # that a core takes at a time; 0: so little that nobody waits for the last
     tile_bytes: int = 0  # fetched from memory again for every tile after the first: weights that no cache keeps
     tile_us: float = 0.0  # of one core, for its calls
 
     def estimate_us(self, device: Device, precision: str, B: int) -> float:
-        cores = min(device.units, -(-B // self.rows_a_core)) if self.rows_a_core else device.units
+        cores = min(device.units, -(-B // self.rows_per_core)) if self.rows_per_core else device.units
         rows = min(self.tile_rows, -(-B // device.units))
         tiles = -(-B // rows) if rows else 1
         compute = self.row_flop * B / (self.share * device.flops[self.precision or precision])
         cached = _CACHE_COPIES * (self.row_cache_bytes * B + self.fixed_cache_bytes) / device.bandwidth
         core_us = (compute + cached) * 1e6 * device.units + self.tile_us * tiles  # of all cores together
         waited_us = _LAST_TILE * core_us / tiles if rows and cores > 1 else 0.0
-        fetched = (self.row_bytes + self.turned_bytes) * B + self.fixed_bytes + self.tile_bytes * (tiles - 1)
+        fetched = (self.row_bytes + self.transposed_bytes) * B + self.fixed_bytes + self.tile_bytes * (tiles - 1)
         return core_us / cores + waited_us + fetched / device.bandwidth * 1e6 + self.launches * device.launch_us

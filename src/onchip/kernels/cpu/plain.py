@@ -55,7 +55,7 @@ from onchip.network.layers.conv import conv_groups
 from onchip.network.recipe import Array, Recipe, as_is
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 _ROW_BY_ROW = (Linear, Recurrent, Softmax, LogSoftmax, GlobalMean, GlobalSum, GlobalNorm, RowNorm)
 _USES_BLAS = (Linear, Recurrent, MatMul, Convolution, TransposedConvolution)
@@ -82,7 +82,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @dataclass(frozen=True)
-class NumpyPrice(Price):
+class NumpyCost(Cost):
     """The same work at NumPy's pace."""
 
     slower: int = _SLOWER
@@ -121,9 +121,9 @@ class Plain:
         slower = _MUCH_SLOWER if isinstance(node.layer, _IN_SHORT_SUMS) else _SLOWER
         slower = _BY_PLACES if isinstance(node.layer, LinearResize) else slower
         numbers = {name: i for i, name in enumerate(values)}
-        price = NumpyPrice(net.row_flop(node), moved, fixed, _LAUNCHES, slower=slower)
+        cost = NumpyCost(net.row_flop(node), moved, fixed, _LAUNCHES, slower=slower)
         claim = Claim(
-            self.name, f"plain<{node.layer.kind}>", (node.name,), price, "one layer by itself, in NumPy", recipes,
+            self.name, f"plain<{node.layer.kind}>", (node.name,), cost, "one layer by itself, in NumPy", recipes,
             order=_order(node.layer), facts=Facts(node.layer, tuple(numbers[name] for name in node.inputs)),
             is_fallback=True,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from onchip.network.types import TensorType
 Coordinates = Literal["half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners", "asymmetric"]
 Rounding = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 
-MOST_RESIZED = 3  # span of axes that a LinearResize changes, from the first to the last
+MAX_RESIZED = 3  # span of axes that a LinearResize changes, from the first to the last
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -97,8 +97,8 @@ class LinearResize(Layer):
             raise ShapeError("there is nothing to resize", got=str(x), expected="rows that are not empty")
         changes = zip(x.row_shape, self.sizes, self.scales, strict=True)
         resized = [axis for axis, (n, size, scale) in enumerate(changes) if (n, scale) != (size, 1)] or [0]
-        if resized[-1] - resized[0] >= MOST_RESIZED:
-            expected = f"up to {MOST_RESIZED} that are neighbours"
+        if resized[-1] - resized[0] >= MAX_RESIZED:
+            expected = f"up to {MAX_RESIZED} that are neighbours"
             raise ShapeError("too many axes are resized", got=f"{x} to {self.sizes}", expected=expected)
         return TensorType((x.shape[0], *self.sizes), x.dtype)
 

@@ -20,7 +20,7 @@ from onchip.network.layers.base import Layer, Types, WeightTypes, as_sizes, row_
 from onchip.network.recipe import Array
 from onchip.network.types import TensorType
 
-MOST_INDICES = 1 << 16  # of a Gather: they are attributes, stored in plans and files
+MAX_INDICES = 1 << 16  # of a Gather: they are attributes, stored in plans and files
 PadMode = Literal["constant", "reflect", "edge", "wrap"]
 
 
@@ -95,8 +95,8 @@ class Gather(Selection):
 
     def __post_init__(self) -> None:
         as_sizes(self, indices=0)
-        if not 1 <= len(self.indices) <= MOST_INDICES:
-            expected = f"1 to {MOST_INDICES:,}"
+        if not 1 <= len(self.indices) <= MAX_INDICES:
+            expected = f"1 to {MAX_INDICES:,}"
             raise ShapeError("bad number of indices", got=f"{len(self.indices):,}", expected=expected)
 
     def __str__(self) -> str:

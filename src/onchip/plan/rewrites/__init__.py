@@ -16,7 +16,7 @@ from onchip.plan.rewrites.beside import merge_beside
 from onchip.plan.rewrites.channels_last import make_channels_last
 from onchip.plan.rewrites.convs import merge_convs
 from onchip.plan.rewrites.drop import drop_idle, drop_stretches, drop_unread
-from onchip.plan.rewrites.edit import Told
+from onchip.plan.rewrites.edit import Rewritten
 from onchip.plan.rewrites.embedding import fold_embeddings
 from onchip.plan.rewrites.late import sink_moves
 from onchip.plan.rewrites.linear import absorb_permutes, merge_linears
@@ -35,7 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 # Applied in this order, repeatedly. The name is what a user passes to leave one out; "" cannot be left out.
-REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
+REWRITES: tuple[tuple[str, Callable[[Network], Rewritten]], ...] = (
     ("", drop_unread),
     ("", drop_idle),
     ("", drop_stretches),
@@ -52,7 +52,7 @@ REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
 # In the order of estimation: "early" helps only with phases. "tables": folding an Embedding. "last": a gemm's image
 # in NHWC, which undoes absorb_permutes and so comes after it. "beside": Linears that read one value, merged and then
 # sliced.
-PRICED = ("early", "tables", "merge", "windows", "phases", "last", "beside")
+ESTIMATED = ("early", "tables", "merge", "windows", "phases", "last", "beside")
 
 
 def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[str, ...]]:

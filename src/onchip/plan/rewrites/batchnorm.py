@@ -14,10 +14,10 @@ from onchip.network.layers.conv import conv_groups, geometry
 from onchip.network.layers.norm import factor_and_shift
 from onchip.network.recipe import Array, Attribute, recipe_op
 from onchip.network.types import TensorType
-from onchip.plan.rewrites.edit import Draft, Moves, Told, moves_as_data, moves_before, moves_behind, origin
+from onchip.plan.rewrites.edit import Draft, Moves, Rewritten, moves_after, moves_as_data, moves_before, origin
 
 
-def fold_batchnorm(net: Network) -> Told:
+def fold_batchnorm(net: Network) -> Rewritten:
     """product(W, b) -> BatchNorm   becomes   product(W s, b s + t);
     BatchNorm -> product(W, b)   becomes   product(W s, b + W t),   if no padding is involved (it would lack t).
 
@@ -30,7 +30,7 @@ def fold_batchnorm(net: Network) -> Told:
     norms = [node.name for node in net.nodes if isinstance(node.layer, BatchNorm1d | BatchNorm2d)]
     # First into the product before, front to back, then into the product after, back to front: consecutive norms
     # vanish.
-    for find, behind in ((moves_before, False), (moves_behind, True)):
+    for find, behind in ((moves_before, False), (moves_after, True)):
         for name in reversed(norms) if behind else norms:
             if name not in draft.nodes:
                 continue

@@ -5,10 +5,10 @@ from __future__ import annotations
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Linear, Slice
 from onchip.plan.rewrites.convs import concatenated, concatenated_biases
-from onchip.plan.rewrites.edit import Draft, Told
+from onchip.plan.rewrites.edit import Draft, Rewritten
 
 
-def merge_beside(net: Network) -> Told:
+def merge_beside(net: Network) -> Rewritten:
     """x -> Linear A,  x -> Linear B   becomes   x -> Linear AB -> Slice A,  AB -> Slice B.
 
     One gemm with more columns, one pass over x. The Slices cost a pass, unless their reader fuses them, as attention

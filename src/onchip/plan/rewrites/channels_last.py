@@ -7,11 +7,11 @@ import dataclasses
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Convolution, Elementwise, Linear, Permute, Reshape, TransposedConvolution
 from onchip.plan.layout import has_channels
-from onchip.plan.rewrites.edit import Draft, Told
+from onchip.plan.rewrites.edit import Draft, Rewritten
 from onchip.plan.rewrites.linear import rows_in_order
 
 
-def make_channels_last(net: Network) -> Told:
+def make_channels_last(net: Network) -> Rewritten:
     """Linear -> activations, Reshape to (C, H, W) -> Conv   becomes
     Linear with its rows in the order of (H, W, C) -> activations -> Reshape to (H, W, C) -> Permute -> Conv.
 

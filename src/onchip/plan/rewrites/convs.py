@@ -21,10 +21,10 @@ from onchip.network.layers import (
 )
 from onchip.network.layers.conv import conv_groups
 from onchip.network.recipe import Array, recipe_op
-from onchip.plan.rewrites.edit import Draft, Told
+from onchip.plan.rewrites.edit import Draft, Rewritten
 
 
-def merge_convs(net: Network) -> Told:
+def merge_convs(net: Network) -> Rewritten:
     """x -> conv A -> f,  x -> conv B -> f,  Concat(A, B)   becomes   x -> conv AB -> f,  Concat(AB).
 
     For convolutions of one geometry whose values are adjacent in a Concat of channels, each followed by the same

@@ -6,10 +6,10 @@ import dataclasses
 
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Broadcast, Cast, Concat, Identity, LinearResize, Permute, Reshape, Selection, Tile
-from onchip.plan.rewrites.edit import Draft, Told
+from onchip.plan.rewrites.edit import Draft, Rewritten
 
 
-def drop_unread(net: Network) -> Told:
+def drop_unread(net: Network) -> Rewritten:
     """A layer whose value is unused and is no output   becomes   nothing."""
     needed = set(net.outputs)
     kept = []
@@ -23,7 +23,7 @@ def drop_unread(net: Network) -> Told:
     return net.replace(nodes=reversed(kept)), told
 
 
-def drop_idle(net: Network) -> Told:
+def drop_idle(net: Network) -> Rewritten:
     """x -> Identity, Dropout, a layer that changes nothing here, a Concat of one -> f   becomes   x -> f.
 
     If it is an output, the layer before it takes its name; it stays if there is none that can.
@@ -36,7 +36,7 @@ def drop_idle(net: Network) -> Told:
     return draft.done(told)
 
 
-def drop_stretches(net: Network) -> Told:
+def drop_stretches(net: Network) -> Rewritten:
     """x -> Tile -> Add, Mul, .. with another value   becomes   x -> Add, Mul, ..: these broadcast sizes of 1 anyway."""
     draft = Draft(net)
     told = []

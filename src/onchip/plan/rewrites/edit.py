@@ -14,7 +14,7 @@ from onchip.network.names import free_name
 from onchip.network.recipe import Array, Attribute, Recipe, Weight
 from onchip.network.types import DTYPE_BYTES, TensorType
 
-Told = tuple[Network, list[str]]  # a rewritten network, and what was done, one line each
+Rewritten = tuple[Network, list[str]]  # a rewritten network, and what was done, one line each
 
 
 class Draft:
@@ -109,7 +109,7 @@ class Draft:
         self.weights[name] = Recipe.of(op, sources, shape, dtype, flop, **attributes)
         return name
 
-    def done(self, told: list[str]) -> Told:
+    def done(self, told: list[str]) -> Rewritten:
         """The rewritten network; the original if nothing was done."""
         if not told:
             return self._net, []
@@ -145,7 +145,7 @@ def moves_before(draft: Draft, node: Node) -> tuple[Node | None, list[Node]]:
     return source, moves
 
 
-def moves_behind(draft: Draft, node: Node) -> tuple[Node | None, list[Node]]:
+def moves_after(draft: Draft, node: Node) -> tuple[Node | None, list[Node]]:
     """The only reader of `node`, through the moves between, first to last."""
     moves: list[Node] = []
     reader = draft.sole_reader(node.name)

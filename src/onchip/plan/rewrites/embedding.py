@@ -8,10 +8,10 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import Conv1d, Embedding, Linear, Permute, Reshape, TokenConv
 from onchip.network.recipe import SLICE_ROWS, Array, sliced_op
 from onchip.plan.rewrites.drop import drop_unread
-from onchip.plan.rewrites.edit import Draft, Told
+from onchip.plan.rewrites.edit import Draft, Rewritten
 
 
-def fold_embeddings(net: Network) -> Told:
+def fold_embeddings(net: Network) -> Rewritten:
     """ids -> Embedding -> Permute -> Conv1d(W)   becomes   ids -> TokenConv(T)   with T[v, k] = W[:, :, k] emb[v].
 
     Embedding and convolution are both linear in the token, so the product of tap k and token v can be looked up. A

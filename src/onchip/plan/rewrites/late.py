@@ -6,10 +6,10 @@ from collections import deque
 
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Embedding, Permute, Reshape, Slice
-from onchip.plan.rewrites.edit import Told
+from onchip.plan.rewrites.edit import Rewritten
 
 
-def sink_moves(net: Network) -> Told:
+def sink_moves(net: Network) -> Rewritten:
     """move a, product b, reader of a   becomes   product b, move a, reader of a.
 
     A kernel claims consecutive nodes, so this lets it fuse the slices of attention heads, or the lookup of rows.

@@ -9,18 +9,18 @@ import numpy as np
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Linear, Permute, Reshape
 from onchip.network.recipe import SLICE_ROWS, Array, recipe_op, sliced_op
-from onchip.plan.rewrites.edit import Draft, Moves, Told, moves_as_data, moves_before, moves_behind, origin
+from onchip.plan.rewrites.edit import Draft, Moves, Rewritten, moves_after, moves_as_data, moves_before, origin
 
 # K limit of a merged Linear. Over D_mid separate sums the rounding errors average out; in one sum they do not. With
 # positive weights and biases, K = 8,192 had 15 times the naive error, 1.3 of the tolerance; K = 4,096 had 0.7 of it.
-MOST_TERMS = 4096
+MAX_TERMS = 4096
 
 
-def merge_linears(net: Network) -> Told:
+def merge_linears(net: Network) -> Rewritten:
     """Linear(W1, b1) -> Linear(W2, b2)   becomes   Linear(W2 W1, W2 b1 + b2), where that is less work.
 
     Only if they are adjacent, the first has no other reader, the merged weight has fewer elements than its factors (a
-    bottleneck stays), and its K is at most MOST_TERMS. New weights are computed in float64 and rounded once.
+    bottleneck stays), and its K is at most MAX_TERMS. New weights are computed in float64 and rounded once.
     """
     draft = Draft(net)
     told = []
@@ -44,7 +44,7 @@ def _first_of_pair(draft: Draft, second: Node) -> Node | None:
         return None
     D_mid, D_in = draft.weights[first.weights["weight"]].shape
     D_out, _ = draft.weights[second.weights["weight"]].shape
-    return first if D_in <= MOST_TERMS and D_out * D_in < D_mid * (D_in + D_out) else None
+    return first if D_in <= MAX_TERMS and D_out * D_in < D_mid * (D_in + D_out) else None
 
 
 def _merge(draft: Draft, first: Node, second: Node) -> None:
@@ -80,7 +80,7 @@ def merged_bias(W2: Array, b1: Array, *b2: Array) -> Array:
     return total + b2[0].astype(np.float64) if b2 else total
 
 
-def absorb_permutes(net: Network) -> Told:
+def absorb_permutes(net: Network) -> Rewritten:
     """Linear -> moves   becomes   Linear with its rows in the moved order -> one Reshape;
     moves -> Linear   becomes   one Reshape -> Linear with its columns in that order.
 
@@ -93,7 +93,7 @@ def absorb_permutes(net: Network) -> Told:
             continue
         for behind in (True, False):
             linear = draft.nodes[node.name]
-            _, moves = moves_behind(draft, linear) if behind else moves_before(draft, linear)
+            _, moves = moves_after(draft, linear) if behind else moves_before(draft, linear)
             permutes = [move.name for move in moves if isinstance(move.layer, Permute)]
             if permutes:
                 _absorb(draft, linear, moves, behind)

@@ -25,7 +25,7 @@ from onchip.network.layers.cast import CastTo
 from onchip.network.recipe import Recipe, Weight, as_is
 from onchip.network.types import TensorType
 from onchip.plan.rewrites.drop import drop_idle, drop_unread
-from onchip.plan.rewrites.edit import Told
+from onchip.plan.rewrites.edit import Rewritten
 
 # The dtype of their values depends on a weight, or that of a weight on their values.
 _TYPED_BY_WEIGHT = (Embedding, TokenConv, Broadcast, MatMul)
@@ -33,7 +33,7 @@ _PRODUCTS = (Linear, MatMul, Convolution, TransposedConvolution, TokenConv)
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # by a job's precision
 
 
-def narrow_values(net: Network, precision: str) -> Told:
+def narrow_values(net: Network, precision: str) -> Rewritten:
     """x -> f -> g -> y in float32   becomes   x -> Cast(dtype) -> f -> g -> Cast(float32) -> y.
 
     Layers still compute and accumulate in float32: a kernel rounds what it writes, and gemms would round their operands

@@ -10,12 +10,12 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import Convolution, Embedding, Linear, Reshape, TransposedConvolution
 from onchip.network.layers.conv import conv_groups, geometry
 from onchip.network.recipe import Array, recipe_op
-from onchip.plan.rewrites.edit import Draft, Told, moves_before
+from onchip.plan.rewrites.edit import Draft, Rewritten, moves_before
 
 Sizes = tuple[int, ...]
 
 
-def multiply_windows(net: Network) -> Told:
+def multiply_windows(net: Network) -> Rewritten:
     """Conv whose only window is all of x   becomes   Reshape -> Linear -> Reshape;
     ConvTranspose of x with one pixel   becomes   the same, all of y from that pixel.
 

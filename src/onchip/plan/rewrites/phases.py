@@ -9,10 +9,10 @@ import numpy as np
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Elementwise, Interleave
 from onchip.network.recipe import Array, recipe_op
-from onchip.plan.rewrites.edit import Draft, Told
+from onchip.plan.rewrites.edit import Draft, Rewritten
 
 
-def split_phases(net: Network) -> Told:
+def split_phases(net: Network) -> Rewritten:
     """ConvTranspose(stride s)   becomes   s x s convolutions without a stride, and Interleave.
 
     Along an axis, output p + s q gets input i through tap k = p + s q + before - s i. So the outputs of one phase p use
@@ -30,7 +30,7 @@ def split_phases(net: Network) -> Told:
     return draft.done(told)
 
 
-def activate_phases(net: Network) -> Told:
+def activate_phases(net: Network) -> Rewritten:
     """activation(Interleave(a, b, ...))   becomes   Interleave(activation(a), activation(b), ...).
 
     This lets the kernel of each phase fuse the activation; a kernel that fused the whole layer and activation no longer

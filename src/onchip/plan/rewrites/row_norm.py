@@ -9,10 +9,10 @@ import numpy as np
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, GroupNorm, Mul, Reshape, RowNorm
 from onchip.network.recipe import Array, recipe_op
-from onchip.plan.rewrites.edit import Draft, Told
+from onchip.plan.rewrites.edit import Draft, Rewritten
 
 
-def fold_scales(net: Network) -> Told:
+def fold_scales(net: Network) -> Rewritten:
     """norm -> Mul(constant)   becomes   norm(weight);   norm(weight) -> Add(constant)   becomes   norm(weight, bias).
 
     Exporters write a GroupNorm as one of (B, groups, size), whose scale follows a Reshape to (B, C, H, W): the norm

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Convolution, Slice
 from onchip.network.layers.conv import geometry
-from onchip.plan.rewrites.edit import Draft, Told
+from onchip.plan.rewrites.edit import Draft, Rewritten
 
 
-def trim_convs(net: Network) -> Told:
+def trim_convs(net: Network) -> Rewritten:
     """Conv -> Slice of adjacent pixels   becomes   Conv with less padding, if the Slice removes what the padding adds:
     as in a causal convolution, which is padded on both sides and cropped at the end.
     """

@@ -10,7 +10,7 @@ from onchip.errors import InputError, ShapeError
 from onchip.network.types import TensorType
 from onchip.runtime.arrays.adapters import ArrayAdapter, ArrayView, Torch, kind_of
 from onchip.runtime.arrays.overlap import check_apart, is_apart
-from onchip.runtime.cuda.bound_plan import MOST_CALLS, MOST_GRAPHS, BoundPlan, BoundRows
+from onchip.runtime.cuda.bound_plan import MAX_CALLS, MAX_GRAPHS, BoundPlan, BoundRows
 from onchip.runtime.cuda.launches import Graph
 from onchip.runtime.cuda.plan_graph import PlanGraph
 
@@ -179,10 +179,10 @@ class _OneLaunch:
             self._call.launch(stream)
             return True
         if places not in self._by_places:
-            if len(self._by_places) >= MOST_GRAPHS:
+            if len(self._by_places) >= MAX_GRAPHS:
                 self._forget(next(iter(self._by_places)))  # the oldest
             self._by_places[places] = self._bound.graph(self._B, self._fits.named(x_at, y_at), stream).graph
-        if len(self.graphs) >= 4 * MOST_GRAPHS:
+        if len(self.graphs) >= 4 * MAX_GRAPHS:
             self.graphs.clear()  # many streams: entries that come again are rebuilt from _by_places
         self.graphs[key] = self._by_places[places]
         self.graphs[key].launch(stream)
@@ -217,7 +217,7 @@ class _Launches:
             self.graphs.pop(before, None)
             graph.point(pointers)
         else:
-            if len(self._by_stream) >= MOST_GRAPHS:
+            if len(self._by_stream) >= MAX_GRAPHS:
                 self._by_stream.clear()
                 self.graphs.clear()
             graph = bound.graph(self._B, pointers, stream, self._status(stream))
@@ -290,11 +290,11 @@ def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
         shape = rows[0].shape
         if len(rows) != 1 or len(shape) < 1 or tuple(shape[1:]) != net.input.row_shape or not shape[0]:
             return
-        if len(known.shapes) >= MOST_CALLS:
+        if len(known.shapes) >= MAX_CALLS:
             known.shapes.clear()
         B = int(shape[0])
         bound_rows = bound.bind(B)
-        if bound_rows.arena_bytes > bound.most_arena_bytes:
+        if bound_rows.arena_bytes > bound.max_arena_bytes:
             return  # it runs in chunks
         is_one = len(bound_rows.steps) == 1 and bound_rows.steps[0][1].pointers is not None
         launch = (_OneLaunch if is_one else _Launches)(bound, refuses_graphs, bound_rows, B)

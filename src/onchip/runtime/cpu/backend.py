@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onchip.cache import private_folder, read_entry, say_unless_quiet, write_entry
+from onchip.cache import print_unless_quiet, private_folder, read_entry, write_entry
 from onchip.errors import InputError
 from onchip.network.graph import Network
 from onchip.network.recipe import Array, Made, Recipe, materialise
@@ -28,7 +28,7 @@ from onchip.runtime.distributed.ranks import OneRank, Ranks
 if TYPE_CHECKING:
     from onchip.kernels.cpu.threading.launches import Launch
     from onchip.kernels.cpu.train.mlp import Trainer
-    from onchip.kernels.training import Piece, SharedData, Trained, TrainerTeam
+    from onchip.kernels.training import JointTrainer, Piece, SharedData, Trained
     from onchip.runtime.cpu.chunks import Chunks
 
 
@@ -65,7 +65,7 @@ def this_cpu(measure: bool = False) -> Device:
     kept = read_entry(folder, key)
     rates = before = json.loads(kept) if kept is not None else None
     if rates is None:  # printed first on a first run: planning and loading the compiler take a second
-        say_unless_quiet("onchip: new on this machine: it is measured, then kernels are compiled", once="new")
+        print_unless_quiet("onchip: new on this machine: it is measured, then kernels are compiled", once="new")
     if rates is None or measure:
         rates = {"flops": _measure_flops(), "bandwidth": _measure_bandwidth(cores)}
         # Other load only makes the machine look slower: the best measurement is the most accurate.
@@ -159,7 +159,7 @@ class CpuBackend:
         ranks    that bind the same plans, and compute their weights together
         """
         self.threads, self._ranks = check_threads(threads), ranks or OneRank()
-        self.asked = "cpu", threads
+        self.requested = "cpu", threads
 
     def bind(self, plan: Plan, debug: bool = False) -> CpuBound:
         return CpuBound(plan, self.threads, self._ranks)
@@ -173,23 +173,23 @@ class CpuBound:
     def __init__(self, plan: Plan, threads: int, ranks: Ranks) -> None:
         """Evaluate the recipes and bind every group to its kernel."""
         from onchip.kernels.cpu import INFERENCE
-        from onchip.kernels.cpu.compiler.compile_ahead import announce, announce_kernels
+        from onchip.kernels.cpu.compiler.compile_ahead import announce, queue_kernels
         from onchip.kernels.cpu.threading.launches import run_launches
-        from onchip.kernels.cpu.threading.threads import announce_helpers, load_helpers, start_helpers
-        from onchip.kernels.cpu.train.mlp import announce_training
+        from onchip.kernels.cpu.threading.threads import load_helpers, queue_helpers, start_helpers
+        from onchip.kernels.cpu.train.mlp import queue_training
         from onchip.runtime.cpu.weights import make_weights
 
         self._start_helpers = start_helpers
         self.plan, self.threads = plan, threads
         kernels = {kernel.name: kernel for kernel in INFERENCE}
-        announce_kernels(kernels[group.claim.kernel] for group in plan.groups if group.claim.kernel in kernels)
+        queue_kernels(kernels[group.claim.kernel] for group in plan.groups if group.claim.kernel in kernels)
         if plan.job.is_training:
-            announce_training()
+            queue_training()
         else:
             announce((run_launches,))
-        announce_helpers(threads)
+        queue_helpers(threads)
         made: Made = {} if plan.job.is_training else make_weights(plan, threads, ranks)
-        home, between = plan.lies_in, set(plan.between)
+        home, between = plan.stored_in, set(plan.between)
         last = {home[name]: i for i, group in enumerate(plan.groups) for name in (*group.inputs, *group.outputs)}
         self._steps: list[Step] = []
         for i, group in enumerate(() if plan.job.is_training else plan.groups):
@@ -238,7 +238,7 @@ class CpuBound:
         from onchip.kernels.cpu.threading.launches import CompiledLaunch
         from onchip.runtime.cpu.chunks import Chunks
 
-        home = self.plan.lies_in
+        home = self.plan.stored_in
         launches: list[tuple[CompiledLaunch, list[str]]] = []
         for step in self._steps:
             if not isinstance(step.launch, CompiledLaunch):
@@ -258,7 +258,7 @@ class CpuBound:
     def trainers(
         self, networks: Sequence[Network], x: Array, y: Array, row_weights: Sequence[Array | None],
         orders: Sequence[int], shared: SharedData,
-    ) -> TrainerTeam:  # fmt: skip
+    ) -> JointTrainer:  # fmt: skip
         from onchip.kernels.cpu import TRAINING
 
         (network,) = networks

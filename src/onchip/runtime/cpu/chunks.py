@@ -22,8 +22,8 @@ from onchip.plan.plan import Plan
 Launches = Sequence[tuple[CompiledLaunch, Sequence[str]]]  # each with its inputs and outputs
 Memory = tuple[int, "array[int]", object]  # for run_launches; array ids and value offsets; references to keep alive
 
-_LEAST_BYTES = 512 << 10  # of intermediate values per thread: half of a common L2 cache
-_MOST_BYTES = 4 << 20
+_MIN_BYTES = 512 << 10  # of intermediate values per thread: half of a common L2 cache
+_MAX_BYTES = 4 << 20
 _HEAVY_BYTES, _SHARED_ROWS = 256 << 10, 32  # with weights this large and so few rows, threads share layers
 _THREAD_WORK = 250_000  # flop and bytes: below this, waking another thread takes longer than the work
 _LINE = 64  # bytes: every value begins on a cache line
@@ -46,16 +46,16 @@ class Chunks:
         self.places = list(first_places(uses, sizes).values())
         self.between_bytes = max((at + sizes[name] for name, at in zip(uses, self.places, strict=True)), default=0)
         self.weight_bytes = plan.weight_bytes
-        self.row_work = sum(group.claim.price.row_flop + group.claim.price.row_bytes for group in plan.groups)
-        kept = min(_MOST_BYTES, max(_LEAST_BYTES, self.weight_bytes))
-        self.most_rows = max(1, kept // self.between_bytes) if self.between_bytes else 1 << 62
-        self.kept_bytes = self.between_bytes * self.most_rows if self.between_bytes else 0
+        self.row_work = sum(group.claim.cost.row_flop + group.claim.cost.row_bytes for group in plan.groups)
+        kept = min(_MAX_BYTES, max(_MIN_BYTES, self.weight_bytes))
+        self.max_rows = max(1, kept // self.between_bytes) if self.between_bytes else 1 << 62
+        self.kept_bytes = self.between_bytes * self.max_rows if self.between_bytes else 0
         self.together = Spare(lambda threads: self._make(1, threads))
         self.apart = Spare(lambda threads: self._make(threads, 1))
 
     def rows_of_chunk(self, B: int) -> int:
         """Rows per chunk, which one thread takes through all launches; B means that all threads share every launch."""
-        fits = self.most_rows >= B
+        fits = self.max_rows >= B
         if len(self.launches) == 1 and fits:
             return B
         threads = max(1, min(self.threads, B, B * self.row_work // _THREAD_WORK))
@@ -63,7 +63,7 @@ class Chunks:
         is_shared = self.weight_bytes > _HEAVY_BYTES and share < _SHARED_ROWS
         if fits and (threads == 1 or is_shared):
             return B
-        rounds = -(-share // self.most_rows)
+        rounds = -(-share // self.max_rows)
         return -(-B // (rounds * threads))
 
     def memories(self, B: int, chunk: int) -> Spare[Memory]:

@@ -16,7 +16,7 @@ from onchip.runtime.cpu.chunks import Chunks, Memory
 # B, rows per chunk, memory for such a call; shape and dtype of each output
 Known = tuple[int, int, Spare[Memory], tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]]
 
-_MOST_SHAPES = 256  # shapes that are cached
+_MAX_SHAPES = 256  # shapes that are cached
 
 
 def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], Any]:
@@ -42,7 +42,7 @@ def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], A
         made = tuple(((B, *given.row_shape), kind) for given, kind in zip(outputs, made_types, strict=True))
         chunk = chunks.rows_of_chunk(B)
         known = B, chunk, chunks.memories(B, chunk), made
-        if len(known_shapes) < _MOST_SHAPES:
+        if len(known_shapes) < _MAX_SHAPES:
             known_shapes[shapes] = known
         return known
 

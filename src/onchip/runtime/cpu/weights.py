@@ -17,11 +17,11 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from onchip.cache import say_once
+from onchip.cache import print_once
 from onchip.errors import OnchipError
 from onchip.network.recipe import SLICE_ROWS, Array, Made, Recipe, evaluate, evaluate_rows, in_order, materialise
 from onchip.network.types import numpy_dtype
-from onchip.plan.build_price import canonical, host_us, is_another_name
+from onchip.plan.build_cost import canonical, host_us, is_another_name
 from onchip.plan.plan import Plan
 from onchip.plan.scale_out import pays_to_exchange
 from onchip.runtime.distributed.ranks import Ranks
@@ -105,7 +105,7 @@ class _Maker:
                 if memory is None:
                     self._is_shared = False
                     if self._ranks.rank == 0:
-                        say_once("weights: every rank makes its own, for ranks of a machine cannot share memory here")
+                        print_once("weights: every rank makes its own, for ranks of a machine cannot share memory here")
                     break
                 for recipe, place in zip(recipes, places, strict=False):
                     flat = np.frombuffer(memory, numpy_dtype(recipe.dtype), math.prod(recipe.shape), place)
@@ -136,8 +136,8 @@ class _Maker:
             return turn + 1
         start, stop = 0, recipe.shape[0]
         if self._is_shared:
-            price = host_us(recipe, self._weights, self._flops), recipe.nbytes
-            if ranks.machines > 1 and pays_to_exchange(*price, ranks.machines):
+            cost = host_us(recipe, self._weights, self._flops), recipe.nbytes
+            if ranks.machines > 1 and pays_to_exchange(*cost, ranks.machines):
                 machines = _cut(start, stop, ranks.machines)
                 batch.exchanged.append((recipe, machines))
                 start, stop = machines[ranks.machine], machines[ranks.machine + 1]

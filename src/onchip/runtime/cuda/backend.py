@@ -8,7 +8,7 @@ from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.program import Lowering
 from onchip.kernels.cuda.layout.permute import PermuteLowering
-from onchip.plan.build_price import makes_of
+from onchip.plan.build_cost import makes_of
 from onchip.plan.plan import Plan
 from onchip.runtime.arrays.calls import Run, device_run
 from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
@@ -41,7 +41,7 @@ class CudaBackend:
     def __init__(self, device_index: int = 0) -> None:
         self.gpu = Gpu.get(device_index)
         self.device = self.gpu.device
-        self.asked: tuple[str, int | None] = f"cuda:{device_index}", None
+        self.requested: tuple[str, int | None] = f"cuda:{device_index}", None
 
     def bind(self, plan: Plan, debug: bool = False) -> CudaBound | TrainingBound:
         if plan.device.arch != self.device.arch:
@@ -54,7 +54,7 @@ class CudaBackend:
         made = make_weights(self.gpu, wanted, plan.network.weights, makes_of(KERNELS, self.device))
         groups = []
         for group in plan.groups:
-            inputs, outputs = (tuple(plan.lies_in[name] for name in names) for names in (group.inputs, group.outputs))
+            inputs, outputs = (tuple(plan.stored_in[name] for name in names) for names in (group.inputs, group.outputs))
             lowering = cast(Lowering, group.claim.facts)
             if group.claim.is_view:
                 if inputs == outputs:

@@ -23,8 +23,8 @@ from onchip.runtime.cuda.plan_graph import PlanGraph
 from onchip.runtime.cuda.staging import staging_of
 from onchip.runtime.cuda.status import StatusWords, Ticket
 
-MOST_CALLS = 64  # batch sizes whose launches a thread caches
-MOST_GRAPHS = 32  # cached
+MAX_CALLS = 64  # batch sizes whose launches a thread caches
+MAX_GRAPHS = 32  # cached
 PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 ALIGN_BYTES = 256  # of an allocation in an arena
 ARENA_PART = 8  # an arena is at most this fraction of the GPU's memory; larger batches run in chunks
@@ -69,7 +69,7 @@ class BoundPlan:
         self._between = {name: plan.types[name].row_bytes for name in plan.between}
         ends = (*net.inputs, *dict.fromkeys(net.outputs))
         self.row_bytes = sum(net.types[name].row_bytes for name in ends) + sum(self._between.values())
-        self.most_arena_bytes = gpu.device.memory_bytes // ARENA_PART
+        self.max_arena_bytes = gpu.device.memory_bytes // ARENA_PART
         self._is_read_often = plan.is_read_often
         self._kept = _Kept()
         self._arenas: dict[int, Buffer] = {}  # by stream: of its graphs, which run one after the other
@@ -96,7 +96,7 @@ class BoundPlan:
     ) -> Sequence[int]:
         """Enqueue the rows and return the first row of each chunk, counted from `first`; chunks run in order."""
         bound = self.at(B)
-        if bound.arena_bytes > self.most_arena_bytes and B > CHUNK_UNIT:  # the arena holds the values between groups
+        if bound.arena_bytes > self.max_arena_bytes and B > CHUNK_UNIT:  # the arena holds the values between groups
             return self._enqueue_chunks(pointers, B, stream, found, first)
         status = found.pointer(stream, first) if found is not None else 0
         if bound.arena_bytes == 0 and len(bound.steps) == 1:
@@ -110,7 +110,7 @@ class BoundPlan:
     def _enqueue_chunks(
         self, pointers: Mapping[str, int], B: int, stream: int, found: StatusWords | None, first: int
     ) -> Sequence[int]:
-        fitting = B * self.most_arena_bytes // self.at(B).arena_bytes
+        fitting = B * self.max_arena_bytes // self.at(B).arena_bytes
         rows = max(1, fitting // CHUNK_UNIT) * CHUNK_UNIT
         types, first_rows = self.plan.network.types, list[int]()
         for row in range(0, B, rows):
@@ -158,7 +158,7 @@ class BoundPlan:
         """This thread's launches for B rows."""
         kept = self._kept.by_rows
         if B not in kept:
-            if len(kept) >= MOST_CALLS:
+            if len(kept) >= MAX_CALLS:
                 kept.clear()
             kept[B] = self.bind(B)
         return kept[B]
@@ -221,12 +221,12 @@ class BoundPlan:
         key = stream if stream != PER_THREAD_STREAM else -threading.get_ident()
         found = self._arenas.get(key)
         if found is None or found.nbytes < nbytes:
-            if len(self._arenas) >= MOST_CALLS:
+            if len(self._arenas) >= MAX_CALLS:
                 self._arenas.clear()  # graphs keep theirs
             # Graphs of smaller batches keep the arena that they were built with, so it grows in few steps.
             grown = 2 * found.nbytes if found is not None else 0
             with self.gpu.relaxed():
-                found = self.gpu.reserve(max(nbytes, min(grown, self.most_arena_bytes)), self.row_bytes)
+                found = self.gpu.reserve(max(nbytes, min(grown, self.max_arena_bytes)), self.row_bytes)
             self._arenas[key] = found
         return found
 
@@ -244,7 +244,7 @@ class BoundPlan:
                 self._graphs.move_to_end(key)
                 graph.point(pointers)
                 graph.launch(stream)
-            if len(self._graphs) > MOST_GRAPHS:
+            if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
 
 

@@ -10,11 +10,11 @@ from onchip.plan.host_call import SLOT_BYTES
 
 AHEAD = 2  # chunks that are copied to their slots while an earlier one is in flight
 SLOTS = AHEAD + 3  # plus one being sent, one in the kernels or returning, one being copied out
-LEAST_CHUNK_BYTES = 2 << 20  # 40 us of the bus: below, waking threads and launching takes longer than it gains
+MIN_CHUNK_BYTES = 2 << 20  # 40 us of the bus: below, waking threads and launching takes longer than it gains
 OFFERED_BYTES = 384 << 10  # 40 us of one core: less is not worth waking a thread (5 us, and its wait for the GIL)
 # Every piece costs some us under the GIL, so they are few and large.
-PIECE_BYTES = 1 << 20
-MOST_PIECES = 4  # per array and chunk: with those of AHEAD + 1 chunks, more than there are threads
+CHUNK_BYTES = 1 << 20
+MAX_PIECES = 4  # per array and chunk: with those of AHEAD + 1 chunks, more than there are threads
 ALIGN_BYTES = 256
 
 
@@ -24,7 +24,7 @@ def chunk_rows(row_bytes: Sequence[int], B: int) -> int:
     row_bytes  of each input and output
     """
     padding, of_all = ALIGN_BYTES * len(row_bytes), max(1, sum(row_bytes))
-    most, least = (max(1, (size - padding) // of_all) for size in (SLOT_BYTES, LEAST_CHUNK_BYTES))
+    most, least = (max(1, (size - padding) // of_all) for size in (SLOT_BYTES, MIN_CHUNK_BYTES))
     step = min(most, max(least, -(-B // (2 * SLOTS))))
     chunks = -(-B // step)
     return -(-B // chunks)  # all of the same size
@@ -36,9 +36,9 @@ def place_in_slot(row_bytes: Sequence[int], rows: int) -> list[int]:
     return [0, *accumulate(sizes)]
 
 
-def cut_in_pieces(nbytes: int, least_bytes: int) -> list[tuple[int, int]]:
+def cut_in_pieces(nbytes: int, min_bytes: int) -> list[tuple[int, int]]:
     """Begin and end of the pieces of a copy, one per thread; a single one if more do not pay."""
-    count = max(1, min(MOST_PIECES, nbytes // least_bytes))
+    count = max(1, min(MAX_PIECES, nbytes // min_bytes))
     return list(pairwise(nbytes * i // count for i in range(count + 1)))
 
 
@@ -58,6 +58,6 @@ class Cut:
         step = chunk_rows(row_bytes, B)
         count = -(-B // step)
         *offsets, size = place_in_slot(row_bytes, step)
-        least = PIECE_BYTES if count > 1 else OFFERED_BYTES
+        least = CHUNK_BYTES if count > 1 else OFFERED_BYTES
         pieces = [cut_in_pieces(each * step, least) for each in row_bytes]
         return cls(row_bytes, step, count, offsets, size, pieces)

@@ -9,11 +9,11 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from onchip.plan.build_price import BUS_BANDWIDTH
+from onchip.plan.build_cost import BUS_BANDWIDTH
 from onchip.plan.device import (
     H200,
     KNOWN,
-    L2_BYTES_A_CLOCK,
+    L2_BYTES_PER_CLOCK,
     PCIE_4,
     PCIE_5,
     SUSTAINED_BANDWIDTH,
@@ -115,7 +115,7 @@ def _describe(driver: Any, index: int) -> Device:
     bandwidth = 2.0 * ask("MEMORY_CLOCK_RATE") * 1e3 * ask("GLOBAL_MEMORY_BUS_WIDTH") / 8 or 256e9
     flops = {"fp32": fp32, "tf32": ratio / 2 * fp32, "bf16": ratio * fp32, "fp16": ratio * fp32}
     flops |= {"fp8": 2 * ratio * fp32} if built >= (8, 9) else {}
-    peak = Peak(flops, bandwidth, here["units"] * L2_BYTES_A_CLOCK * clock, H200.peak.launch_us)
+    peak = Peak(flops, bandwidth, here["units"] * L2_BYTES_PER_CLOCK * clock, H200.peak.launch_us)
     return Device(
         kind="cuda", arch=f"sm_{built[0]}{built[1]}{'a' if built[0] == 9 else ''}",
         flops=sustained_flops(flops),

@@ -24,7 +24,7 @@ _PROGRAMMATIC_PORT, _PROGRAMMATIC_EDGE = 1, 1
 _PORTABLE_CLUSTER = 8  # blocks: the portable maximum; larger clusters must be allowed explicitly
 _TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGN = 128, 64
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_*
-_MOST_STREAMS = 256  # whose handles are cached for the driver
+_MAX_STREAMS = 256  # whose handles are cached for the driver
 
 
 class Function:
@@ -52,7 +52,7 @@ class Function:
             wide = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             call(self._driver.cuFuncSetAttribute, self.handle, wide, 1, doing=f"loading {self.name}")
 
-    def blocks_per_unit(self, threads: int, shared_bytes: int) -> int:
+    def blocks_per_sm(self, threads: int, shared_bytes: int) -> int:
         """Occupancy: blocks of this size per SM."""
         ask = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
         return int(call(ask, self.handle, threads, shared_bytes))
@@ -159,7 +159,7 @@ class Streams(dict[int, Any]):
     """A stream -> its handle as a ready ctypes argument."""
 
     def __missing__(self, stream: int) -> Any:
-        if len(self) >= _MOST_STREAMS:
+        if len(self) >= _MAX_STREAMS:
             self.clear()
         made = self[stream] = _ready(stream)
         return made
@@ -197,12 +197,12 @@ class TensorMapArgument:
     """A tensor map as a launch argument. Like a pointer, it has a settable `value`, which re-encodes the map."""
 
     def __init__(self, gpu: Gpu, told: TensorMap | WindowMap) -> None:
-        rank, number_bytes = len(told.shape), TENSOR_MAP_BYTES[told.dtype]
+        rank, element_bytes = len(told.shape), TENSOR_MAP_BYTES[told.dtype]
         kind = getattr(gpu.driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{TENSOR_MAP_DTYPES[told.dtype]}")
         self._room = ctypes.create_string_buffer(_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGN)
         begin = ctypes.addressof(self._room)
         self.address = -(-begin // _TENSOR_MAP_ALIGN) * _TENSOR_MAP_ALIGN
-        strides = list(itertools.accumulate(told.shape, operator.mul, initial=number_bytes))[1:-1]
+        strides = list(itertools.accumulate(told.shape, operator.mul, initial=element_bytes))[1:-1]
         sizes = (ctypes.c_uint64 * rank)(*told.shape), (ctypes.c_uint64 * max(1, rank - 1))(*strides)
         if isinstance(told, TensorMap):
             self._encode = gpu.encode_tensor_map

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onchip.cache import private_folder, read_entry, say_compiling, write_entry
+from onchip.cache import print_compiling, private_folder, read_entry, write_entry
 from onchip.errors import DeviceError, KernelError, OutputError
 from onchip.files import atomic_write
 from onchip.kernels.cuda.common.program import Program
@@ -48,7 +48,7 @@ def compile_program(program: Program, arch: str) -> Binary:
     kept = read_entry(folder, key)
     if kept is not None and (found := _unpack_entry(kept)) is not None:
         return found
-    say_compiling()
+    print_compiling()
     made = _compile(program, sources, options, arch, key)
     write_entry(folder, key, _pack_entry(made))
     return made
@@ -164,10 +164,10 @@ def _keep_source(program: Program, text: str, options: tuple[str, ...], key: str
     if folder is None:
         return program.source
     kept = folder / f"{program.source.stem}-{key[:16]}.cu"
-    asked = f"\n// kernel:  {program.name_expression}\n// options: {' '.join(options)} -I {program.source.parent}\n"
+    requested = f"\n// kernel:  {program.name_expression}\n// options: {' '.join(options)} -I {program.source.parent}\n"
     try:
         with atomic_write(kept) as file:
-            file.write((text + asked).encode())
+            file.write((text + requested).encode())
     except (OutputError, OSError):
         return program.source
     return kept

@@ -15,7 +15,7 @@ from onchip.network.recipe import Array
 from onchip.runtime.cuda.driver import OUT_OF_MEMORY, fail
 from onchip.runtime.cuda.gpu import Gpu
 
-MOST_ARRAYS = 64  # of callers, cached
+MAX_ARRAYS = 64  # of callers, cached
 
 
 class PinnedBuffer:
@@ -40,7 +40,7 @@ class PinnedBuffer:
                 self._gpu.driver.cuMemFreeHost(self.pointer)
 
 
-class LockedArrays:
+class PinnedArrays:
     """Which arrays of callers are already pinned (torch's pin_memory): they are not staged.
 
     The driver is queried once per array, which costs a few us. The answer is cached with the array: if its memory is
@@ -55,7 +55,7 @@ class LockedArrays:
         """Its address; 0 if it is not pinned."""
         found = self._known.get(id(array))
         if found is None or found[0]() is not array:
-            if len(self._known) >= MOST_ARRAYS:
+            if len(self._known) >= MAX_ARRAYS:
                 self._known.clear()
             found = self._known[id(array)] = weakref.ref(array), array.ctypes.data if self._ask(array) else 0
         return found[1]

@@ -10,7 +10,7 @@ from typing import Any
 
 from onchip.runtime.cpu.backend import core_count
 
-MOST_THREADS = 8  # including the waiting one: one core copies some 10 GB/s, a bus takes 55
+MAX_THREADS = 8  # including the waiting one: one core copies some 10 GB/s, a bus takes 55
 
 
 class Work:
@@ -56,7 +56,7 @@ def offer(work: Work) -> None:
 @functools.cache
 def _pool() -> queue.SimpleQueue[Work] | None:
     """The pool's queue; None if there are no threads. A put costs 1 us, a Future some 20."""
-    count = min(MOST_THREADS, core_count()) - 1
+    count = min(MAX_THREADS, core_count()) - 1
     waiting: queue.SimpleQueue[Work] = queue.SimpleQueue()
     for i in range(count):
         threading.Thread(target=_serve, args=(waiting,), name=f"onchip-copy-{i}", daemon=True).start()

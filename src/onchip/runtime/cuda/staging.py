@@ -26,20 +26,20 @@ import numpy as np
 
 from onchip.network.recipe import Array
 from onchip.plan.host_call import OFTEN_BYTES
-from onchip.runtime.cuda.chunks import AHEAD, LEAST_CHUNK_BYTES, OFFERED_BYTES, SLOTS, Cut, place_in_slot
+from onchip.runtime.cuda.chunks import AHEAD, MIN_CHUNK_BYTES, OFFERED_BYTES, SLOTS, Cut, place_in_slot
 from onchip.runtime.cuda.driver import call
 from onchip.runtime.cuda.gpu import Buffer, Gpu
-from onchip.runtime.cuda.pinned import LockedArrays, PinnedBuffer
+from onchip.runtime.cuda.pinned import PinnedArrays, PinnedBuffer
 from onchip.runtime.cuda.shared_work import Work, offer
 from onchip.runtime.cuda.status import Ticket
 
-LEAST_SLOT_BYTES = 128 << 10
+MIN_SLOT_BYTES = 128 << 10
 # Up to here a chunk's kernel reads and writes mapped host memory: one launch instead of a launch and two copies, each
 # of which waits some us for the previous one. Above, a kernel that reads a value twice would cross the bus twice.
-MAPPED_BYTES = LEAST_CHUNK_BYTES
+MAPPED_BYTES = MIN_CHUNK_BYTES
 SMALL_BYTES = 8 << 20  # a batch up to here is one such chunk, copied by the caller's thread alone
 # OFTEN_BYTES: the same limit for kernels that read mapped values more than once
-MOST_LAYOUTS = 64  # of small batches, cached
+MAX_LAYOUTS = 64  # of small batches, cached
 
 # enqueue(pointers of inputs, pointers of outputs, rows, stream): puts the network's work on the stream; the ticket
 # reports the errors that its kernels found
@@ -66,7 +66,7 @@ class _Slot:
 
         The slot must be idle.
         """
-        size = max(LEAST_SLOT_BYTES, 1 << (nbytes - 1).bit_length())  # allocation is slow: in powers of two, so seldom
+        size = max(MIN_SLOT_BYTES, 1 << (nbytes - 1).bit_length())  # allocation is slow: in powers of two, so seldom
         if not self.holds(nbytes):
             self._pinned = None
             self._pinned = PinnedBuffer(self._gpu, size)
@@ -136,7 +136,7 @@ class Staging:
         self._lock = threading.Lock()
         self._layouts: dict[tuple[Any, ...], _Layout] = {}
         self._cuts: dict[tuple[Any, ...], Cut] = {}  # of larger batches
-        self._locked = LockedArrays(gpu)
+        self._locked = PinnedArrays(gpu)
         with gpu:
             self._small = _Slot(gpu)  # holds the layouts
             self._slots = [_Slot(gpu) for _ in range(SLOTS)]
@@ -175,7 +175,7 @@ class Staging:
         if size > (OFTEN_BYTES if key[0] else SMALL_BYTES):
             return None
         slot, n = self._small, len(inputs)
-        if not slot.holds(size) or len(self._layouts) >= MOST_LAYOUTS:
+        if not slot.holds(size) or len(self._layouts) >= MAX_LAYOUTS:
             self._layouts.clear()  # before their memory is replaced
         slot.ask(size)
         staged = [
@@ -199,7 +199,7 @@ class Staging:
     # -- larger ones ---------------------------------------------------------------------------------------------
 
     def _cut(self, key: tuple[Any, ...], inputs: Sequence[Array], outputs: Sequence[Array], B: int) -> Cut:
-        if len(self._cuts) >= MOST_LAYOUTS:
+        if len(self._cuts) >= MAX_LAYOUTS:
             self._cuts.clear()
         cut = self._cuts[key] = Cut.of([array.nbytes // B for array in (*inputs, *outputs)], B)
         return cut
@@ -231,7 +231,7 @@ class _Batch:
     """A batch in chunks. The methods are the steps of one chunk, in this order, in one slot."""
 
     def __init__(
-        self, gpu: Gpu, cut: Cut, inputs: Sequence[Array], outputs: Sequence[Array], B: int, locked: LockedArrays,
+        self, gpu: Gpu, cut: Cut, inputs: Sequence[Array], outputs: Sequence[Array], B: int, locked: PinnedArrays,
         is_read_often: bool,
     ) -> None:  # fmt: skip
         self._gpu, self._cut, self._B, self._given = gpu, cut, B, len(inputs)

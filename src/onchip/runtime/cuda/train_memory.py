@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from onchip.kernels.cuda.train.large_batch.launches import TrainLowering
-from onchip.kernels.training import RULE_FLOATS, SharedData, bytes_of, epochs_at_once
+from onchip.kernels.training import STEP_FLOATS, SharedData, bytes_of, epochs_at_once
 from onchip.network.recipe import Array
 from onchip.plan.kernel import OPTIMISERS
 from onchip.runtime.cuda.gpu import Buffer, BufferPart, Gpu
@@ -91,11 +91,11 @@ def _own_bytes(lowering: TrainLowering, orders: Sequence[int], n: int) -> dict[s
     if job.is_weighted:
         made["row_weights"] = 4 * n
     made |= lowering.own_memory()
-    made |= {"losses": 8 * row_count, "hits": 4 * row_count, "progress": 16}
+    made |= {"losses": 8 * row_count, "correct": 4 * row_count, "progress": 16}
     queued = max(epochs_at_once(rows, job.batch) * -(-rows // job.batch) for rows in orders)  # steps
     told = 8 * max(queued * lowering.groups, -(-max(orders) // row_count))
     return made | {
-        "rules": 4 * RULE_FLOATS * queued, "step_losses": told, "step_hits": told, "order": 8 * queued * job.batch,
+        "rules": 4 * STEP_FLOATS * queued, "step_losses": told, "step_correct": told, "order": 8 * queued * job.batch,
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from onchip.kernels.training import (
     Trained,
     check_restored,
     mean_losses,
-    rules_of_steps,
+    per_step_values,
     weights_of_batches,
 )
 from onchip.network.graph import Network
@@ -34,7 +34,7 @@ from onchip.runtime.cuda.train_memory import KEPT, Memory, send_data, take_memor
 JOINED_STEPS = 8  # join epochs with fewer steps: a graph has a fixed cost at its beginning and end
 
 
-class TeamLaunches:
+class JointLaunches:
     """The launches of networks that train together, on their own stream: several groups may run concurrently."""
 
     def __init__(self, gpu: Gpu, lowering: TrainLowering, memory: Memory, orders: Sequence[int]) -> None:
@@ -79,12 +79,12 @@ class TeamLaunches:
             return graph.finish(None)
 
 
-class CudaTeam:
+class CudaJointTrainer:
     """Training runs of networks of the same shape, in the same launches."""
 
     is_beside_host = True
 
-    def __init__(self, launches: TeamLaunches, trainers: Sequence[CudaTrainer]) -> None:
+    def __init__(self, launches: JointLaunches, trainers: Sequence[CudaTrainer]) -> None:
         self.trainers, self._launches, self.seconds = trainers, launches, 0.0
         self._begun, self._done = launches.gpu.event(), launches.gpu.event()
 
@@ -122,10 +122,10 @@ class CudaTeam:
 
 
 class CudaTrainer:
-    """One training run of a CudaTeam."""
+    """One training run of a CudaJointTrainer."""
 
     def __init__(
-        self, launches: TeamLaunches, network: Network, x: Array, row_weights: Array | None, memory: Memory
+        self, launches: JointLaunches, network: Network, x: Array, row_weights: Array | None, memory: Memory
     ) -> None:
         self.launches, self.x, self.memory, self.steps_done = launches, x, memory, 0
         self._gpu, self._stream = launches.gpu, launches.stream
@@ -151,7 +151,7 @@ class CudaTrainer:
         self._weights = weights = self._weights_of_steps(piece.orders)
         count, lrs = weights.shape[1], np.repeat(piece.lrs, weights.shape[1])
         how = lrs, piece.momentum, piece.decay
-        rules = rules_of_steps(self._job, self._layers[-1].N, weights.reshape(-1), self.steps_done, *how)
+        rules = per_step_values(self._job, self._layers[-1].N, weights.reshape(-1), self.steps_done, *how)
         with self._gpu:
             self._gpu.write(self.memory["rules"], rules, self._stream)
         return [(order, i * count) for i, order in enumerate(piece.orders)]
@@ -184,10 +184,10 @@ class CudaTrainer:
         weights, self._weights = self._weights, np.zeros((0, 0))
         if not weights.size:
             return []
-        losses, hits = self._told(weights.size, self._lowering.groups)
+        losses, correct = self._told(weights.size, self._lowering.groups)
         self.steps_done += weights.size
         losses = mean_losses(self._job.loss, losses.reshape(weights.shape), weights)
-        return list(zip(losses, hits.reshape(weights.shape), strict=True))
+        return list(zip(losses, correct.reshape(weights.shape), strict=True))
 
     def _weights_of_steps(self, orders: Sequence[Array]) -> Array:
         """(orders, steps). Each order begins a whole number of batches after the previous one."""
@@ -206,15 +206,15 @@ class CudaTrainer:
             count = -(-len(order) // self._lowering.row_count)
             for _ in range(count):
                 self._losses.launch(self._stream)
-            losses, hits = self._told(count)
+            losses, correct = self._told(count)
         weight = weights_of_batches(order, len(order), self._row_weights)
-        return float(mean_losses(self._job.loss, losses.sum(keepdims=True), weight)[0]), int(hits.sum())
+        return float(mean_losses(self._job.loss, losses.sum(keepdims=True), weight)[0]), int(correct.sum())
 
     def _told(self, count: int, groups: int = 1) -> tuple[Array, Array]:
         """The losses and correct predictions of the steps, when they are done."""
-        losses, hits = np.empty((count, groups)), np.empty((count, groups), np.int64)
+        losses, correct = np.empty((count, groups)), np.empty((count, groups), np.int64)
         self._gpu.download(self.memory["step_losses"], losses, self._stream)
-        self._gpu.download(self.memory["step_hits"], hits, self._stream)
+        self._gpu.download(self.memory["step_correct"], correct, self._stream)
         if "status" in self.memory:
             status = self._gpu.download(self.memory["status"], np.empty(2, np.uint32), self._stream)
             if status[1]:
@@ -222,7 +222,7 @@ class CudaTrainer:
                     "blocks that train together did not find each other", got="a wait past its deadline",
                     expected="every block on the GPU at a time", hint="fewer programs on this GPU, or another one",
                 )  # fmt: skip
-        return losses.sum(axis=1), hits.sum(axis=1)
+        return losses.sum(axis=1), correct.sum(axis=1)
 
     # -- weights and state by name -----------------------------------------------------------------------------
 
@@ -302,17 +302,17 @@ class TrainingBound:
     def trainers(
         self, networks: Sequence[Network], x: Array, y: Array, row_weights: Sequence[Array | None],
         orders: Sequence[int], shared: SharedData,
-    ) -> CudaTeam:  # fmt: skip
+    ) -> CudaJointTrainer:  # fmt: skip
         """x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets; both are copied to the GPU once for
         all runs that share them. Each run has its own row_weights."""
         lowering = self._lowering.for_networks(len(networks))
         data = send_data(self.gpu, lowering, x, y, shared)
         apart, own = take_memory(self.gpu, lowering, orders, len(x))
         memories = [data | memory for memory in own]
-        launches = TeamLaunches(self.gpu, replace(lowering, apart=apart), memories[0], orders)
+        launches = JointLaunches(self.gpu, replace(lowering, apart=apart), memories[0], orders)
         each = zip(networks, row_weights, memories, strict=True)
         trainers = [CudaTrainer(launches, network, x, of_rows, memory) for network, of_rows, memory in each]
-        return CudaTeam(launches, trainers)
+        return CudaJointTrainer(launches, trainers)
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> NoReturn:
         raise PlanError("a plan for training runs no rows", got=self.plan.job.loss, expected="a plan for inference")

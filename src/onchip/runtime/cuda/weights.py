@@ -1,4 +1,4 @@
-"""Compute a plan's weights for a GPU: each once, on the side build_price.py chooses; only requested ones are kept."""
+"""Compute a plan's weights for a GPU: each once, on the side build_cost.py chooses; only requested ones are kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from onchip.kernels.cuda.recipes.recipes import CHECKS, RecipeLowering, Source
 from onchip.network.recipe import Array, Recipe, Weight, evaluate, in_order
 from onchip.network.types import DTYPE_BYTES, numpy_dtype
-from onchip.plan.build_price import canonical, dtype_of, is_another_name, made_on_device, shape_of
+from onchip.plan.build_cost import canonical, dtype_of, is_another_name, made_on_device, shape_of
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 

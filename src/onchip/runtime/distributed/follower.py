@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from onchip.errors import OnchipError, RankError
 from onchip.network.recipe import Array
 from onchip.runtime.cuda.devices import cuda_devices
-from onchip.runtime.distributed.messages import START_PART, Bye, Deal, End, Failed, Orders, Ready, Rest, Synced, Told
+from onchip.runtime.distributed.messages import (
+    START_PART,
+    Assignment,
+    Bye,
+    End,
+    Failed,
+    Orders,
+    Ready,
+    Rest,
+    Synced,
+    Told,
+)
 from onchip.runtime.distributed.ranks import Naps, Ranks, rank_device, rank_threads, silent, wait_for
 from onchip.runtime.distributed.schedule import OnChunk, finished
 from onchip.runtime.distributed.worker import Worker
@@ -157,7 +168,7 @@ def _talk(
                     file.sync()
                 ranks.send(0, Synced())
                 wait_s = None  # no limit: the other ranks and the final file may take long
-            elif isinstance(message, Deal):
+            elif isinstance(message, Assignment):
                 for source, rows in zip(sent, message.rows or (), strict=True):
                     source.rows[message.chunk.start] = rows
                 wait_s = orders.deadline_s

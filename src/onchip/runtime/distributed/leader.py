@@ -22,8 +22,8 @@ from onchip.network.recipe import Array
 from onchip.runtime.distributed.messages import (
     DEADLINE_S,
     START_PART,
+    Assignment,
     Bye,
-    Deal,
     End,
     Failed,
     Orders,
@@ -33,7 +33,7 @@ from onchip.runtime.distributed.messages import (
     Told,
 )
 from onchip.runtime.distributed.ranks import Naps, Ranks, of_rank
-from onchip.runtime.distributed.schedule import Dealer, OnChunk, StreamReport, finished
+from onchip.runtime.distributed.schedule import ChunkScheduler, OnChunk, StreamReport, finished
 from onchip.runtime.distributed.worker import Worker
 from onchip.runtime.engine import Engine
 from onchip.runtime.io.output import PartialOutput
@@ -44,7 +44,7 @@ from onchip.runtime.io.stream import Chunk, run_chunks
 GOODBYE_S = 5.0  # ranks that do not end within this time are killed
 
 
-class Team:
+class RankGroup:
     """Rank 0's side of a job. Leaving the block ends the other ranks in any case.
 
     say  called with the device of each rank
@@ -77,11 +77,11 @@ class Team:
         engines      of this process: one, or one per GPU
         on_progress  called often, with the rows done and the rows/s so far
         """
-        self._dealer, self._sources, self._output = Dealer(chunks, output), sources, output
+        self._scheduler, self._sources, self._output = ChunkScheduler(chunks, output), sources, output
 
         def tick() -> None:
             self._serve()
-            on_progress(self._dealer.rows_done, self._dealer.rows_per_s)
+            on_progress(self._scheduler.rows_done, self._scheduler.rows_per_s)
 
         workers = self._start(engines, on_chunk)
         try:
@@ -90,26 +90,26 @@ class Team:
                 for worker in workers:
                     worker.raise_error()
                 # In a short job, a rank that is not ready yet has nothing to sync.
-                if self._dealer.is_done and self._synced >= set(self._ready):
+                if self._scheduler.is_done and self._synced >= set(self._ready):
                     break
         except BaseException as error:
-            self._dealer.stop()
+            self._scheduler.stop()
             if not isinstance(error, RankError):  # a RankError may mean that this rank itself hangs
                 for worker in workers:
                     worker.join(GOODBYE_S)
             raise
         for worker in workers:
             worker.join()
-        return self._dealer.report(engines[0].output)
+        return self._scheduler.report(engines[0].output)
 
     def _start(self, engines: Sequence[Engine], on_chunk: OnChunk) -> list[Worker]:
         """One thread per engine of this process, which takes chunks until none is left."""
-        dealer, output = self._dealer, self._output
+        scheduler, output = self._scheduler, self._output
         is_alone = len(engines) == 1 and not self._others
         packed = None if is_alone else pack_sources(self._sources)
 
         def take(number: int) -> Chunk | None:
-            chunk = dealer.take(number)
+            chunk = scheduler.take(number)
             if len(engines) == 1:
                 on_chunk(chunk)
             return chunk
@@ -121,7 +121,7 @@ class Team:
             with _open_slices(output) as write:
                 chunks = iter(lambda: take(number), None)
                 for told in run_chunks(engines[number], sources, chunks, lambda done: finished(done, write)):
-                    dealer.finish(number, told)
+                    scheduler.finish(number, told)
                     self._naps.news()
 
         return [Worker(functools.partial(work, number), f"onchip-engine-{number}") for number in range(len(engines))]
@@ -139,13 +139,13 @@ class Team:
                 if message.y is not None and self._output is not None:
                     digest = self._output.write(self._output.cuts[told.record.chunk], message.y)
                     told = replace(told, record=replace(told.record, digest=digest))
-                self._dealer.finish(rank, told)
+                self._scheduler.finish(rank, told)
             elif isinstance(message, Failed):
                 raise of_rank(message.error, rank, self._ranks.hosts[rank])
             elif isinstance(message, Synced):
                 self._synced.add(rank)
             self._deal(rank)
-        late = self._dealer.late(self._deadline_s) if self._others else None
+        late = self._scheduler.late(self._deadline_s) if self._others else None
         if late is not None:
             rank, chunk = late
             raise RankError(
@@ -157,15 +157,15 @@ class Team:
     def _deal(self, rank: int) -> None:
         if rank not in self._ready or rank in self._synced:
             return
-        while self._dealer.held(rank) < (2 if self._dealer.left > 2 * self._ranks.size else 1):
-            chunk = self._dealer.take(rank)
+        while self._scheduler.held(rank) < (2 if self._scheduler.left > 2 * self._ranks.size else 1):
+            chunk = self._scheduler.take(rank)
             if chunk is None:
                 break
             rows = None
             if not self._ready[rank].can_read:
                 rows = tuple(source.read(chunk.start, chunk.stop) for source in self._sources)
-            self._ranks.send(rank, Deal(chunk, rows))
-        if not self._dealer.held(rank):
+            self._ranks.send(rank, Assignment(chunk, rows))
+        if not self._scheduler.held(rank):
             self._ranks.send(rank, Rest())
 
     def __enter__(self) -> Self:

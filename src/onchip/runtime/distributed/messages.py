@@ -62,7 +62,7 @@ class Bye:
 
 
 @dataclass(frozen=True, eq=False)
-class Deal:
+class Assignment:
     chunk: Chunk
     rows: tuple[Array, ...] | None  # for a rank that cannot read
 

@@ -63,7 +63,7 @@ class _Worker:
     engine_seconds: float = 0.0
 
 
-class Dealer:
+class ChunkScheduler:
     """The remaining chunks of a job and those in flight. Thread-safe."""
 
     def __init__(

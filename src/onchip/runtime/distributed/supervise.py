@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # they import NumPy, which the starting process does not need
 
 SOCKET = "ONCHIP_SUPERVISOR"  # in a rank's environment: the socket to report to
 # Most ranks: per core, and on any machine. More would only wait for each other.
-RANKS_A_CORE, RANKS_ANYWHERE = 4, 16
+RANKS_PER_CORE, RANKS_ANYWHERE = 4, 16
 _TELL_S = 0.1  # between two progress reports: the reader shares a core with ranks
 _GRACE_S = 3.0  # for the launcher to notice a dead rank, and for ranks to stop
 # By default Open MPI refuses root and oversubscription, and binds ranks to cores.
@@ -103,16 +103,16 @@ def is_supervised() -> bool:
     return SOCKET in os.environ
 
 
-def check_started_once(asked: object, ranks: Ranks) -> None:
+def check_started_once(requested: object, ranks: Ranks) -> None:
     """Refuse --ranks under a launcher, and a rank of --ranks that sees no others.
 
     asked  the value of --ranks, or None
     """
-    if asked is not None and ranks.size > 1 and not is_supervised():
-        got, hint = f"--ranks {asked} in {ranks.size} ranks", "leave --ranks out: mpiexec says how many"
+    if requested is not None and ranks.size > 1 and not is_supervised():
+        got, hint = f"--ranks {requested} in {ranks.size} ranks", "leave --ranks out: mpiexec says how many"
         raise InputError("these are ranks already", got=got, expected="mpiexec or --ranks", hint=hint)
     if is_supervised() and ranks.size == 1:
-        got, hint = f"--ranks {asked}, 1 seen", "mpiexec and mpi4py of the same MPI"
+        got, hint = f"--ranks {requested}, 1 seen", "mpiexec and mpi4py of the same MPI"
         raise DeviceError("this rank is alone", got=got, expected="a launcher that tells ranks their number", hint=hint)
 
 
@@ -131,7 +131,7 @@ class _Rank:
 def run_ranks(count: int, args: Sequence[str], on_progress: OnProgress) -> int:
     """Run `onchip ARGS` as `count` ranks on this machine; returns the exit code. RankError if one of them dies."""
     cores = os.cpu_count() or 1
-    most = max(RANKS_ANYWHERE, RANKS_A_CORE * cores)
+    most = max(RANKS_ANYWHERE, RANKS_PER_CORE * cores)
     if not 1 < count <= most:
         raise InputError(
             "bad number of ranks", got=str(count), expected=f"2 to {most} on this machine",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onchip.cache import say_unless_quiet
+from onchip.cache import print_unless_quiet
 from onchip.errors import InputError, ShapeError
 from onchip.network.meaning import Meaning
 from onchip.network.reading import show
@@ -58,7 +58,7 @@ def convert_rows(x: Any, name: str, expected: TensorType, net: str, meaning: Mea
         converted /= wanted.type(meaning.scale)
         divided = f" and divided by {meaning.scale:g}"
     if not isinstance(x, list | tuple):  # those have no dtype
-        say_unless_quiet(
+        print_unless_quiet(
             f"engine of {net}: input '{name}' is converted from {given.name} to {wanted.name}{divided} in every call"
         )
     return converted

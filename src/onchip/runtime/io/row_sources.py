@@ -83,7 +83,7 @@ class RandomRows:
         if seed < 0:
             raise InputError("bad seed", got=str(seed), expected="at least 0", hint="--seed 0")
         self.shape, self.dtype = (rows, *given.row_shape), numpy_dtype(given.dtype)
-        self._asked = given, rows, seed, id_limit
+        self._requested = given, rows, seed, id_limit
         self._limit = id_limit
         if id_limit is None and "float" not in given.dtype:
             raise InputError(
@@ -111,7 +111,7 @@ class RandomRows:
         return self._rng.standard_normal(shape, dtype=np.float32).astype(self.dtype, copy=False)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return RandomRows, self._asked  # restarts at the first row
+        return RandomRows, self._requested  # restarts at the first row
 
 
 class FittedRows:

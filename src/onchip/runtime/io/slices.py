@@ -20,7 +20,7 @@ from onchip.formats.graph_json import parse_json
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 
-_PIECE_BYTES, _MOST_THREADS = 2 << 20, 8  # of a digest: threads share longer data
+_CHUNK_BYTES, _MAX_THREADS = 2 << 20, 8  # of a digest: threads share longer data
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,10 @@ def begin_digest(data: bytes | memoryview) -> Callable[[], str]:
     BLAKE2b of the digests of pieces. It is as strong as SHA-256, and faster on CPUs without SHA instructions.
     """
     view = memoryview(data)
-    pieces = [view[start : start + _PIECE_BYTES] for start in range(0, len(view), _PIECE_BYTES)]
+    pieces = [view[start : start + _CHUNK_BYTES] for start in range(0, len(view), _CHUNK_BYTES)]
     if len(pieces) < 2:
         return lambda: _blake(b"".join(map(_blake, pieces))).hex()
-    pool = ThreadPoolExecutor(min(len(pieces), _MOST_THREADS, os.cpu_count() or 1))
+    pool = ThreadPoolExecutor(min(len(pieces), _MAX_THREADS, os.cpu_count() or 1))
     found = [pool.submit(_blake, piece) for piece in pieces]
     pool.shutdown(wait=False)
     return lambda: _blake(b"".join(each.result() for each in found)).hex()

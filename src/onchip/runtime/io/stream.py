@@ -20,12 +20,12 @@ from onchip.plan.plan import Plan
 from onchip.runtime.engine import Engine
 from onchip.runtime.io.row_sources import Source, rows_not_finite
 
-PIECE_BYTES = 8 << 20  # of input and output at a time: dwarfs the cost of a launch, and its memory is reused
-GPU_PIECE_BYTES = 64 << 20  # on a GPU: several chunks of staging.py, so that copies and kernels overlap within a piece
+CHUNK_BYTES = 8 << 20  # of input and output at a time: dwarfs the cost of a launch, and its memory is reused
+GPU_CHUNK_BYTES = 64 << 20  # on a GPU: several chunks of staging.py, so that copies and kernels overlap within a piece
 BETWEEN_BYTES = 256 << 20  # of values between groups at a time
 GPU_BETWEEN_PART = 8  # on a GPU: a fraction of its memory, since a piece is several chunks that each fill the whole GPU
 PIECE_US = 250_000  # by the plan's estimate at a time: progress and Ctrl-C are handled a few times per second
-LEAST_PIECE_ROWS = 64  # weights are read once per piece: amortise them over some rows
+MIN_PIECE_ROWS = 64  # weights are read once per piece: amortise them over some rows
 MESSAGE_US = 500  # per piece and worker, among several: to write, report and record it
 LONG_ROWS, FIRST_PART = 1 << 16, 8  # a piece this long takes a while to read: the first one is a fraction of it
 
@@ -38,19 +38,19 @@ class Sink(Protocol):
     def write(self, rows: Array) -> None: ...
 
 
-def piece_rows(plan: Plan) -> int:
+def chunk_rows(plan: Plan) -> int:
     """The default rows per piece: few enough for memory and for a moving progress bar."""
     net, on_gpu, many = plan.network, plan.device.kind == "cuda", 1 << 20
     row_bytes = sum(given.row_bytes for given in (*net.inputs.values(), net.output))
-    by_bytes = (GPU_PIECE_BYTES if on_gpu else PIECE_BYTES) // max(1, row_bytes)
-    most_between = plan.device.memory_bytes // GPU_BETWEEN_PART if on_gpu else BETWEEN_BYTES
-    by_between = most_between // max(1, plan.between_bytes)
+    by_bytes = (GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES) // max(1, row_bytes)
+    max_between = plan.device.memory_bytes // GPU_BETWEEN_PART if on_gpu else BETWEEN_BYTES
+    by_between = max_between // max(1, plan.between_bytes)
     row_us = (plan.estimate_at(2 * many) - plan.estimate_at(many)) / many
-    by_time = max(LEAST_PIECE_ROWS, int(PIECE_US / max(row_us, 1e-6)))
+    by_time = max(MIN_PIECE_ROWS, int(PIECE_US / max(row_us, 1e-6)))
     return max(1, min(many, by_bytes, by_between, by_time))
 
 
-def check_piece(batch_rows: int) -> None:
+def check_chunk(batch_rows: int) -> None:
     if batch_rows < 1:
         hint = "--batch 65536, or no --batch"
         raise InputError("bad number of rows at a time", got=str(batch_rows), expected="at least 1", hint=hint)
@@ -61,14 +61,14 @@ def cut_rows(total: int, batch_rows: int, ahead: bool) -> tuple[int, ...]:
 
     ahead  the next piece is read while one runs: the first is short, since nothing runs while it is read
     """
-    check_piece(batch_rows)
+    check_chunk(batch_rows)
     first = batch_rows // FIRST_PART if ahead and batch_rows >= LONG_ROWS else batch_rows
     return (0, *range(first, total, batch_rows)) if total else ()
 
 
 def share_rows(plan: Plan, total: int, most: int, workers: int) -> tuple[int, ...]:
     """First rows of pieces of at most `most` rows for several workers: the last are short, so that all end together."""
-    least = _least_rows(plan, max(1, min(most, total // (2 * workers))))
+    least = _min_rows(plan, max(1, min(most, total // (2 * workers))))
     cuts, start = [], 0
     while start < total:
         cuts.append(start)
@@ -76,7 +76,7 @@ def share_rows(plan: Plan, total: int, most: int, workers: int) -> tuple[int, ..
     return tuple(cuts)
 
 
-def _least_rows(plan: Plan, most: int) -> int:
+def _min_rows(plan: Plan, most: int) -> int:
     """The shortest piece: idle workers wait for half of one at the end, but short pieces cost more per row."""
 
     def row_us(rows: int) -> float:

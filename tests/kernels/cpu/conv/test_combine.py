@@ -18,7 +18,7 @@ def check(net, x, monkeypatch):
     assert any(getattr(op, "is_one_piece", False) for op in operations)
     for _ in range(3):  # what lies between images is used again
         got = engine(x)
-        assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+        assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     assert np.array_equal(np.concatenate([engine(x[i : i + 1]) for i in range(len(x))]), got)
 
 

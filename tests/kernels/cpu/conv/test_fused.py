@@ -59,7 +59,7 @@ def test_forward_is_right(name, B):
     net = NETWORKS[name]
     x = rows(B, *net.input.row_shape)
     got = fused(net)(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -123,7 +123,7 @@ def test_text_network_without_the_fold():
     ids = np.random.default_rng(0).integers(0, 50, (23, 12)).astype(np.int32)
     engine = fused(net, without=("fold",))
     got = engine(ids)
-    assert_error_within(got, reference.forward(net, ids), yardstick=reference.forward(net, ids, "float32"))
+    assert_error_within(got, reference.forward(net, ids), baseline=reference.forward(net, ids, "float32"))
     assert np.array_equal(engine(ids[7:9]), got[7:9])
 
 
@@ -148,7 +148,7 @@ def test_a_value_that_others_read_ends_the_run():
     x = rows(4, 1, 28, 28)
     engine = compile(two, device="cpu")
     for got, alone in zip(engine(x), (net.replace(outputs=("n2",)), net), strict=True):
-        assert_error_within(got, reference.forward(alone, x), yardstick=reference.forward(alone, x, "float32"))
+        assert_error_within(got, reference.forward(alone, x), baseline=reference.forward(alone, x, "float32"))
 
 
 @st.composite
@@ -195,7 +195,7 @@ def test_any_geometry(net, B):
     x = rows(B, *net.input.row_shape)
     engine = compile(net, device="cpu")
     got = engine(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     assert np.array_equal(engine(x[-1:]), got[-1:])
 
 
@@ -208,7 +208,7 @@ def test_an_activation_behind_a_reshape_leaves_other_readers_alone():
     )  # fmt: skip
     x = rows(5, 2, 6, 5)
     got = compile(net, device="cpu")(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 @pytest.mark.parametrize("inputs", [("c", "c"), ("c", "seen"), ("c", "x"), ("x", "c")])
@@ -220,7 +220,7 @@ def test_phases_that_are_not_convolutions_of_their_own(inputs):
     )
     x = rows(4, 3, 8)
     got = compile(net, device="cpu")(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 def test_more_threads_than_images_than_a_tile_holds():
@@ -259,7 +259,7 @@ def test_an_infinity_stays_where_it_is():
     x[1, 0, 2, 2] = np.inf
     got, naive = fused(net)(x), reference.forward(net, x, "float32")
     assert np.isfinite(naive).all()  # the first layer makes -inf of it, and its ReLU 0
-    assert_error_within(got, reference.forward(net, x), yardstick=naive)
+    assert_error_within(got, reference.forward(net, x), baseline=naive)
 
 
 @pytest.mark.skipif(core_count() < 2, reason="one core: there is nobody to share with")
@@ -274,7 +274,7 @@ def test_an_infinity_stays_where_it_is_when_threads_share_an_image(monkeypatch):
     got, naive = fused(net, threads=2)(x), reference.forward(net, x, "float32")
     assert np.isfinite(naive).all()
     assert np.array_equal(got, fused(net, threads=1)(x))
-    assert_error_within(got, reference.forward(net, x), yardstick=naive)
+    assert_error_within(got, reference.forward(net, x), baseline=naive)
 
 
 @pytest.mark.parametrize("N", [1, 2])
@@ -287,7 +287,7 @@ def test_sums_that_cancel_keep_their_digits(N):
     net = net.replace(weights={"n0.weight": np.eye(4, dtype=np.float32)[:, :, None, None], "n2.weight": w})
     x = (1 + 0.01 * rng.standard_normal((100, 4, 8, 8))).astype(np.float32)
     got, naive = fused(net)(x), reference.forward(net, x, "float32")
-    assert_error_within(got, reference.forward(net, x), yardstick=naive, ulps=0.5)
+    assert_error_within(got, reference.forward(net, x), baseline=naive, ulps=0.5)
 
 
 @pytest.mark.parametrize(("N", "C", "taps"), [(1, 1, 256), (8, 1, 784), (8, 4, 200), (20, 9, 300)])
@@ -309,7 +309,7 @@ def test_a_convolution_with_long_windows_behind_a_product(N, C, D):
     layers = (Linear(), {"weight": (D, 16)}), Reshape((C, D)), (Conv1d(pads=(1, 1)), conv(N, C, D))
     net, x = chain((C, 16), *layers), np.random.default_rng(0).uniform(0, 1, (60, C, 16)).astype(np.float32)
     got, naive = compile(net, "cpu")(x), reference.forward(net, x, "float32")
-    assert_error_within(got, reference.forward(net, x), yardstick=naive)
+    assert_error_within(got, reference.forward(net, x), baseline=naive)
 
 
 @pytest.mark.parametrize(("C", "taps"), [(1, 256), (1, 784), (9, 784)])
@@ -318,7 +318,7 @@ def test_long_windows_and_a_large_bias(C, taps):
     net = chain((C, taps), (Conv1d(pads=(1, 1)), conv(20, C, taps)))
     net = net.replace(weights={name: 1 + w if "bias" in name else w / 3 for name, w in net.weights.items()})
     x = rows(300, C, taps)
-    assert_error_within(fused(net)(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(fused(net)(x), reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 @pytest.mark.parametrize("N", range(1, 10))
@@ -339,7 +339,7 @@ def test_outputs_side_by_side_in_a_vector(N, C, size, kernel, stride, pads):
     net = chain((C, *size), first, Tanh(), (Conv2d(pads=(0, 1, 0, 1)), conv(3, N, 1, 3)))
     x = rows(37, C, *size)
     whole = fused(net, threads=1)(x)
-    assert_error_within(whole, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(whole, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     engine = fused(net, threads=core_count())
     for B in (1, 2, 7, 37):
         assert np.array_equal(engine(x[:B]), whole[:B])
@@ -403,7 +403,7 @@ def test_pools_of_any_number_of_channels(C, pool):
     x = rows(7, 2, 9, 10)
     engine = fused(net)
     got = engine(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     assert np.array_equal(engine(x[3:4]), got[3:4])
 
 
@@ -439,7 +439,7 @@ def test_channels_by_themselves(C, kernel, stride, pads, dilation, monkeypatch):
     )
     net, x = chain((C, 9, 11), *layers), rows(7, C, 9, 11)
     whole = fused(net, threads=1)(x)
-    assert_error_within(whole, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(whole, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     engine = fused(net, threads=core_count())
     assert np.array_equal(engine(x), whole)
     assert np.array_equal(engine(x[3:4]), whole[3:4])
@@ -452,7 +452,7 @@ def test_groups_of_channels(groups, C, N):
     x = rows(5, groups * C, 7, 6)
     engine = fused(net)
     got = engine(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     assert np.array_equal(engine(x[2:3]), got[2:3])
 
 
@@ -477,7 +477,7 @@ def test_constants_in_front_of_a_convolution(layer, shape):
     x = rows(5, 3, 5, 6)
     engine = fused(net)
     got = engine(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     assert np.array_equal(engine(x[2:3]), got[2:3])
 
 
@@ -494,7 +494,7 @@ def test_vectors_that_meet(monkeypatch):
     monkeypatch.setattr(cpu, "KERNELS", tuple(k for k in cpu.KERNELS if k.name not in ("mlp_fused", "pointwise")))
     x = rows(131, 9)
     whole = fused(net, threads=1)(x)
-    assert_error_within(whole, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(whole, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     engine = fused(net, threads=core_count())
     for B in (1, 7, 131):
         assert np.array_equal(engine(x[:B]), whole[:B])
@@ -506,5 +506,5 @@ def test_channels_of_a_signal_by_themselves():
     net, x = chain((6, 23), *layers), rows(4, 6, 23)
     engine = fused(net)
     got = engine(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     assert np.array_equal(engine(x[1:2]), got[1:2])

@@ -19,5 +19,5 @@ def test_channels_in_front_become_channels_last(C, kernel, size):
     assert [group.claim.kernel for group in engine.plan.groups] == ["conv_fused"]
     x = rows(3, C, *size)
     got = engine(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     assert np.array_equal(engine(x[1:2]), got[1:2])

@@ -25,7 +25,7 @@ def check(net, x, monkeypatch):
     (group,) = engine.plan.groups
     assert group.claim.kernel == "conv_fused", str(engine.plan)
     got = engine(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     assert np.array_equal(np.concatenate([engine(x[i : i + 1]) for i in range(len(x))]), got, equal_nan=True)
     monkeypatch.setattr(conv_fused, "_SHARED_FLOP", -1)
     assert np.array_equal(compile(net, "cpu", threads=2)(x[:1]), got[:1], equal_nan=True)
@@ -93,7 +93,7 @@ def test_resized_channels_are_another_kernels():
     engine = compile(net, "cpu")
     assert "resize" in [group.claim.kernel for group in engine.plan.groups]
     x = rows(4, 3, 6, 6)
-    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(engine(x), reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 @pytest.mark.parametrize(("C", "D"), [(16, 16), (5, 12), (33, 7)])

@@ -49,7 +49,7 @@ def check(net, x, monkeypatch, without=("pointwise", "select", "rowwise", "mlp_f
     assert [group.claim.kernel for group in engine.plan.groups] == ["conv_fused"], str(engine.plan)
     truth = reference.forward(net, x)
     got = engine(x)
-    assert_error_within(got, truth, yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, truth, baseline=reference.forward(net, x, "float32"))
     assert np.array_equal(np.concatenate([engine(x[i : i + 1]) for i in range(len(x))]), got)
     monkeypatch.setattr(conv_fused, "_SHARED_FLOP", -1)
     shared = compile(net, device="cpu", threads=2, without=("fold", "merge", "windows"))

@@ -44,7 +44,7 @@ def test_right_and_the_same_bits_whatever_the_batch(name):
     net = NETWORKS[name]
     x = rows(37, *net.input.row_shape)
     got = fused(net, threads=1)(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     engine = fused(net, threads=core_count())
     for B in (1, 2, 20, 37):
         assert np.array_equal(engine(x[:B]), got[:B])
@@ -72,4 +72,4 @@ def test_many_small_groups_are_left_to_others_and_it_says_so():
     net, x = chain((5, 9), (ConvTranspose1d((4,), groups=5), weights(5, 5, 3, groups=5))), rows(3, 5, 9)
     engine = compile(net, device="cpu")
     assert "refused: conv_fused at n0: a transposed convolution in groups of 1 outputs" in str(engine.plan)
-    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(engine(x), reference.forward(net, x), baseline=reference.forward(net, x, "float32"))

@@ -7,7 +7,7 @@ import onchip
 from checks import assert_error_within
 from onchip.kernels import reference
 from onchip.kernels.cpu.elementwise.block import BLOCK
-from onchip.kernels.cpu.elementwise.pointwise import MOST_NODES
+from onchip.kernels.cpu.elementwise.pointwise import MAX_NODES
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     ELU,
@@ -222,6 +222,6 @@ def test_where_a_run_ends():
     assert runs[0][0] == "a"
     assert runs[0][-1] == "c"
     assert all("s" not in nodes for nodes in runs)
-    chain = tuple(Node(f"n{i}", Abs(), (f"n{i - 1}" if i else "x",)) for i in range(2 * MOST_NODES + 1))
+    chain = tuple(Node(f"n{i}", Abs(), (f"n{i - 1}" if i else "x",)) for i in range(2 * MAX_NODES + 1))
     long = Network({"x": TensorType(("B", 6))}, chain, (chain[-1].name,), {})
     assert kernels(onchip.compile(long, "cpu")) == ["pointwise"] * 3

@@ -49,7 +49,7 @@ def test_forward_is_right(name, B):
     net = NETWORKS[name]
     x = ids(net, B)
     got = folded(net)(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
@@ -59,11 +59,11 @@ def test_sentences_of_different_lengths(name, dtype):
     net = with_lengths(plain, dtype)
     engine, given = compile(net, "cpu", batch_hint=PAYS), (ids(plain, 50), some_lengths(net, 50))
     truth, naive = (reference.forward(net, given, kind) for kind in ("float64", "float32"))
-    assert_error_within(engine(*given), truth, yardstick=naive)
+    assert_error_within(engine(*given), truth, baseline=naive)
     # In front of the maximum a Sigmoid would make 1/2 of what is 0 where no window lies within.
     assert ("token_max" in str(engine.plan)) == (name != "pads and stride")
     assert np.array_equal(engine(*(x[31:33] for x in given)), engine(*given)[31:33])
-    assert_error_within(compile(net, "cpu", without=("fold",))(*given), truth, yardstick=naive)
+    assert_error_within(compile(net, "cpu", without=("fold",))(*given), truth, baseline=naive)
 
 
 @pytest.mark.parametrize("tables", ["fp32", "fp16", "bf16", "fp8"])
@@ -106,7 +106,7 @@ def test_tables_of_8_bits(name):
             tables[node.weights["weight"]] = in_fp8(T, peaks).astype(np.float32) * scales(peaks)
     rounded = net.replace(weights={**net.weights, **tables})
     got = folded(NETWORKS[name], tables="fp8")(x)
-    assert_error_within(got, reference.forward(rounded, x), yardstick=reference.forward(rounded, x, "float32"))
+    assert_error_within(got, reference.forward(rounded, x), baseline=reference.forward(rounded, x, "float32"))
     error = np.abs(got - reference.forward(net, x)).max()
     assert 1e-4 < error / np.abs(got).max() < 0.15
 
@@ -158,7 +158,7 @@ def run_tokens(*layers):
     net = sequential(TensorType(("B", 9), "int32"), [("t", TokenConv()), *layers], {"t.weight": weight(30, 3, 21)})
     engine = compile(net, device="cpu")
     x = np.random.default_rng(0).integers(0, 30, (40, 9)).astype(np.int32)
-    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(engine(x), reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     return engine.plan
 
 
@@ -189,7 +189,7 @@ def test_a_branch_whose_concat_it_cannot_take_is_taken_by_itself():
     engine = compile(net, device="cpu", batch_hint=PAYS)
     assert [group.claim.kernel for group in engine.plan.groups] == ["token_max", "token_max", "move", "mlp_fused"]
     x = ids(net, 9)
-    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(engine(x), reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 def test_what_else_reads_a_token_convolution_is_left_to_others_and_said():
@@ -200,7 +200,7 @@ def test_what_else_reads_a_token_convolution_is_left_to_others_and_said():
     engine = compile(net, device="cpu")
     assert "refused: token_max at t" in str(engine.plan)
     x = np.random.default_rng(0).integers(0, 9, (7, 6)).astype(np.int32)
-    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(engine(x), reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 @pytest.mark.parametrize(("bad", "words"), [(60, "row 2, position 5"), (-1, "id -1")])

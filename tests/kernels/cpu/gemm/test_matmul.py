@@ -6,7 +6,7 @@ import pytest
 import onchip
 from checks import assert_error_within, rows
 from onchip.kernels import reference
-from onchip.kernels.cpu.gemm.matmul import MatMulAlone
+from onchip.kernels.cpu.gemm.matmul import MatMulKernel
 from onchip.kernels.cpu.gemm.strided import find_run
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Div, Gather, Identity, MatMul, Mul, Permute, ReLU, Reshape, Slice, Softmax
@@ -161,6 +161,6 @@ def test_estimates_are_near_what_was_measured(a, N, B, measured_us):
     *front, _, K = a
     inputs = {"a": TensorType(("B", *a)), "b": TensorType(("B", *front, K, N))}
     net = Network(inputs, (Node("y", MatMul(), ("a", "b")),), ("y",), {})
-    plan = make_plan(net, CPU, [MatMulAlone()], Job(batch=B))
+    plan = make_plan(net, CPU, [MatMulKernel()], Job(batch=B))
     assert 1 / 2 < plan.estimate_us / measured_us < 2
     assert plan.floor_us < plan.estimate_us

@@ -61,4 +61,4 @@ def test_channels_last_between_groups(make, B):
     truth, naive = (reference.forward_all(net, x, dtype) for dtype in ("float64", "float32"))
     for name in net.outputs:
         assert np.array_equal(got[name], same[name])
-        assert_error_within(got[name], truth[name], yardstick=naive[name], factor=2)
+        assert_error_within(got[name], truth[name], baseline=naive[name], factor=2)

@@ -34,7 +34,7 @@ def test_every_number_is_in_its_place(dtype):
         given = {name: TensorType(("B", *row), dtype) for name, row in zip(names, shapes, strict=True)}
         net = Network(given, nodes, ("z",), {})
         for claim in Move().claims(net, len(ends), H200, Job()):
-            launch, is_last = Move().bind(claim, {}), bool(claim.gives)
+            launch, is_last = Move().bind(claim, {}), bool(claim.writes)
             for B in (1, 5):
                 rng = np.random.default_rng(B)
                 xs = [rng.integers(0, 100, (B, *row)).astype(numpy_dtype(dtype)) for row in shapes]

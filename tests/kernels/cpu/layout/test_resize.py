@@ -27,7 +27,7 @@ def test_rows_are_resized(sizes, row):
     assert [group.claim.kernel for group in engine.plan.groups] == ["resize"]
     x = np.random.default_rng(0).standard_normal((33, *row)).astype(np.float32)
     got = engine(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     assert np.array_equal(engine(x[5:7]), got[5:7])
     assert np.array_equal(onchip.compile(net, "cpu", threads=1)(x), got)
     assert engine(x[:0]).shape == (0, *sizes)
@@ -49,11 +49,11 @@ def test_values_that_convolutions_see_stay_with_channels_last(row, sizes):
     net = Network(inputs, nodes, ("y", "z"), weights, "two images")
     engine = onchip.compile(net, "cpu", batch_hint=64)
     (resize,) = [group for group in engine.plan.groups if group.claim.kernel == "resize"]
-    assert resize.claim.gives == {"r": CHANNELS_LAST}
+    assert resize.claim.writes == {"r": CHANNELS_LAST}
     x = tuple(rows(9, *given.row_shape) for given in inputs.values())
     truth, naive = reference.forward_all(net, x), reference.forward_all(net, x, "float32")
     for name, got, again in zip(net.outputs, engine(*x), engine(*(each[5:7] for each in x)), strict=True):
-        assert_error_within(got, truth[name], yardstick=naive[name])
+        assert_error_within(got, truth[name], baseline=naive[name])
         assert np.array_equal(again, got[5:7])
 
 

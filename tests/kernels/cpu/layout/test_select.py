@@ -28,7 +28,7 @@ def test_every_number_is_in_its_place(dtype):
             continue
         net = sequential(TensorType(("B", *row), dtype), [("a", Identity()), ("y", layer), ("z", Identity())], {})
         for claim in Select().claims(net, 1, H200, Job()):
-            run, is_last = Select().bind(claim, {}), bool(claim.gives)
+            run, is_last = Select().bind(claim, {}), bool(claim.writes)
             for B in (1, 5):
                 x = np.random.default_rng(B).integers(0, 100, (B, *row)).astype(numpy_dtype(dtype))
                 truth = reference.forward(net, x)

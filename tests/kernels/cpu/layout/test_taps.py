@@ -51,7 +51,7 @@ def test_taps_are_summed(row, axis, taps, outputs, is_masked):
     got = np.empty((33, *net.output.row_shape), np.float32)
     launch = Taps().bind(claim, {role: net.weights[recipe.sources[0]] for role, recipe in claim.recipes.items()})
     launch((x,), (got,), 2)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     for rows in (slice(5, 7), slice(0, 1), slice(0, 0)):
         again = np.empty_like(got[rows])
         launch((np.ascontiguousarray(x[rows]),), (again,), 1)

@@ -42,7 +42,7 @@ def test_forward_is_right(name, B):
     net = NETWORKS[name]
     x = rows(B, *net.input.row_shape)
     got = compile(net, device="cpu")(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 @pytest.mark.parametrize("N", [1, 2])
@@ -56,7 +56,7 @@ def test_sums_that_cancel_keep_their_digits(K, N):
     x = (1 + 0.01 * rng.standard_normal((1000, K))).astype(np.float32)
     got, truth = compile(net, device="cpu")(x), reference.forward(net, x)
     naive = reference.forward(net, x, "float32")
-    assert_error_within(got, truth, yardstick=naive, ulps=0.5)
+    assert_error_within(got, truth, baseline=naive, ulps=0.5)
 
 
 @pytest.mark.parametrize("N", [1, 2, 3, 4])
@@ -87,7 +87,7 @@ def test_tiles_of_any_number_of_rows(width):
     net, x = random_mlp(19, width), rows(64, 19)
     engine = compile(net, device="cpu", threads=1)
     whole = engine(x)
-    assert_error_within(whole, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(whole, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     for B in range(1, 24):
         assert np.array_equal(engine(x[:B]), whole[:B])
 
@@ -143,7 +143,7 @@ def test_activations_over_their_whole_range(layer):
 def test_very_wide_rows_keep_their_digits(kind):
     net, x = sequential(TensorType(("B", 300_000)), [("s", kind())], {}), rows(2, 300_000)
     got = compile(net, device="cpu")(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 def test_byte_order_is_put_right():
@@ -200,7 +200,7 @@ def test_linear_over_vectors_and_reshapes_stay_one_group():
     engine = compile(net, device="cpu")
     assert len(engine.plan.groups) == 1
     x = rows(33, 20)
-    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(engine(x), reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 def test_layers_without_a_product_run_by_themselves():
@@ -208,7 +208,7 @@ def test_layers_without_a_product_run_by_themselves():
     net = sequential(TensorType(("B", 3, 5)), layers, {})
     engine, x = compile(net, device="cpu"), rows(70, 3, 5)
     before = x.copy()
-    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(engine(x), reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     assert np.array_equal(x, before)
     assert np.array_equal(engine(x[:1]), engine(x)[:1])
 
@@ -226,7 +226,7 @@ def test_a_value_with_two_readers_ends_the_chain():
     assert chain.nodes == ("a",)
     x = rows(5, 4)
     assert_error_within(
-        compile(net, device="cpu")(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32")
+        compile(net, device="cpu")(x), reference.forward(net, x), baseline=reference.forward(net, x, "float32")
     )
 
 

@@ -30,7 +30,7 @@ def test_parts_of_any_size(layer, row, roles):
     assert engine.plan.groups[0].claim.kernel == "norm"
     x = (np.random.default_rng(1).standard_normal((33, *row)) + 3).astype(np.float32)
     got = engine(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     for B, first in ((1, 0), (2, 7), (7, 26)):
         assert np.array_equal(engine(x[first : first + B]), got[first : first + B])
     assert np.array_equal(onchip.compile(net, "cpu", threads=1)(x), got)

@@ -9,9 +9,9 @@ import onchip
 from checks import assert_error_within
 from onchip.kernels import reference
 from onchip.kernels.cpu.scan import scan as module
-from onchip.kernels.cpu.scan.scan import PIECE, ScanAlone, scan_columns, scan_rows
+from onchip.kernels.cpu.scan.scan import PIECE, ScanKernel, scan_columns, scan_rows
 from onchip.kernels.cpu.scan.segments import SEGMENT
-from onchip.kernels.cpu.scan.short_scan import MOST_NUMBERS
+from onchip.kernels.cpu.scan.short_scan import MAX_NUMBERS
 from onchip.kernels.reference.scan import scan
 from onchip.network.build import sequential
 from onchip.network.layers import CumSum
@@ -429,12 +429,12 @@ def cum_sum(axis, exclusive, reverse, row, dtype="float32"):
 def test_networks(axis, row, exclusive, reverse):
     net = cum_sum(axis, exclusive, reverse, row)
     engine = onchip.compile(net, device="cpu")
-    kernel = "scan" if np.prod(row) > MOST_NUMBERS else "short_scan"
+    kernel = "scan" if np.prod(row) > MAX_NUMBERS else "short_scan"
     assert [group.claim.kernel for group in engine.plan.groups] == [kernel]
     x = numbers((33, *row), "float32")
     y = engine(x)
     truth, naive = reference.forward(net, x), reference.forward(net, x, "float32")
-    assert_error_within(y, truth, yardstick=naive)
+    assert_error_within(y, truth, baseline=naive)
     for B, first in ((1, 0), (1, 32), (7, 11)):
         same_bits(engine(x[first : first + B].copy()), y[first : first + B])
     same_bits(onchip.compile(net, device="cpu", threads=1)(x), y)
@@ -448,11 +448,11 @@ def test_networks_of_other_dtypes(dtype):
 
 def test_who_claims():
     def answers(net, job=None):
-        return list(ScanAlone().claims(net, 0, onchip.compile(net, device="cpu").plan.device, job or Job()))
+        return list(ScanKernel().claims(net, 0, onchip.compile(net, device="cpu").plan.device, job or Job()))
 
     (claim,) = answers(cum_sum(-1, False, False, (9,)))
     assert isinstance(claim, Claim)
-    assert (claim.price.row_flop, claim.price.row_bytes, claim.label) == (9, 72, "scan<sum>")
+    assert (claim.cost.row_flop, claim.cost.row_bytes, claim.label) == (9, 72, "scan<sum>")
     (refusal,) = answers(cum_sum(-1, False, False, (9,), "int8"))
     assert isinstance(refusal, Refusal)
     assert "got int8" in refusal.why

@@ -16,7 +16,7 @@ import pytest
 from checks import random_mlp, rows
 from onchip.kernels.cpu.compiler.jit import compiled, data_of
 from onchip.kernels.cpu.threading import threads
-from onchip.kernels.cpu.threading.threads import Spare, run_pieces, start_helpers
+from onchip.kernels.cpu.threading.threads import Spare, run_tasks, start_helpers
 from onchip.runtime.engine import compile
 
 SRC = Path(__file__).parents[4] / "src"
@@ -34,7 +34,7 @@ def _count(worker, piece, counts, workers):
 
 @compiled()
 def _count_all(counts, workers, threads):
-    run_pieces(_count, (counts, workers), len(counts), threads)
+    run_tasks(_count, (counts, workers), len(counts), threads)
 
 
 def run_python(code: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
@@ -76,7 +76,7 @@ def _late(worker, piece, workers):
 
 @compiled()
 def _late_all(workers, threads):
-    run_pieces(_late, (workers,), len(workers), threads)
+    run_tasks(_late, (workers,), len(workers), threads)
 
 
 def test_a_caller_that_waited_for_long_works_alone_for_a_while():

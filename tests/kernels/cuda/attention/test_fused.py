@@ -49,7 +49,7 @@ def rows(net, B):
     return np.random.default_rng(B).standard_normal((B, *given.row_shape)).astype(numpy_dtype(given.dtype))
 
 
-def judge(net, x, got, dtype=None):
+def verify(net, x, got, dtype=None):
     truth, naive = (reference.forward(net, x, kind) for kind in ("float64", dtype or net.output.dtype))
     assert_error_within(got, truth, naive)
 
@@ -69,7 +69,7 @@ def test_emulated(monkeypatch, name, dtype, precision, has_shift):
     (claim,) = claims_of(net, "attention", precision)
     x = rows(net, 3)
     got = run_claim(gpu, net, claim, x).reshape(3, *net.output.row_shape)
-    judge(net, x, got)
+    verify(net, x, got)
     assert np.array_equal(run_claim(gpu, net, claim, x[1:2]).reshape(got[1:2].shape), got[1:2])
     assert claim.facts.at(0).launches == ()
 
@@ -88,7 +88,7 @@ def test_values_of_their_own(monkeypatch):
     net, rng = of(shapes), np.random.default_rng(0)
     xs = tuple(rng.standard_normal((2, *shape), np.float32) for shape in shapes.values())
     (claim,) = claims_of(net, "attention")
-    judge(net, xs, run_claim(emulated_gpu(monkeypatch), net, claim, *xs))
+    verify(net, xs, run_claim(emulated_gpu(monkeypatch), net, claim, *xs))
 
 
 def test_an_encoder_layer_is_one_launch_between_products():
@@ -127,6 +127,6 @@ def test_on_a_gpu(name, precision):
     if precision == "tf32":
         np.testing.assert_allclose(got, reference.forward(net, x), rtol=0.02, atol=0.02)
     else:
-        judge(net, x, got)
+        verify(net, x, got)
     for B in (0, 1, 7):
         assert np.array_equal(engine(x[:B]), got[:B])

@@ -16,7 +16,7 @@ from emulated_engine import as_of_many, claims_of, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common import window
-from onchip.kernels.cuda.conv.depthwise import DepthwiseAlone
+from onchip.kernels.cuda.conv.depthwise import DepthwiseKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     GELU,
@@ -105,8 +105,8 @@ def test_right_with_the_bits_of_conv(monkeypatch, shape):
     net = network(*SHAPES[shape])
     x = rows(7, *net.input.row_shape)
     whole = run_claim(gpu, net, as_of_many(claim_in(net)), x)
-    assert_error_within(whole, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
-    assert np.array_equal(whole, run_claim(gpu, net, claim_in(net, kernel="conv"), x))
+    assert_error_within(whole, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
+    assert np.array_equal(whole, run_claim(gpu, net, claim_in(net, kernel="conv_direct"), x))
     assert np.array_equal(run_claim(gpu, net, claim_in(net), x[2:5]), whole[2:5])
     if net.input.row_shape[0] > 1:
         assert np.array_equal(run_claim(gpu, net, as_of_many(claim_in(net, CHANNELS_LAST)), x), whole)
@@ -216,7 +216,7 @@ def test_the_planner_takes_it_for_groups_of_one_channel():
     assert kernels(*SHAPES["3x3"], Clip(0.0, 6.0)) == ["depthwise<8,8,3x3,Clip>"]
     assert kernels(*SHAPES["signal, 5"]) == ["depthwise<5,10,5>"]
     assert kernels(*SHAPES["any window"], dtype="float64") == ["depthwise<4,12,4x2>"]
-    assert kernels(Conv2d(groups=4), (8, 9, 9), (8, 2, 3, 3)) == ["conv<8,8,3x3>"]
+    assert kernels(Conv2d(groups=4), (8, 9, 9), (8, 2, 3, 3)) == ["conv_direct<8,8,3x3>"]
 
 
 def test_what_it_leaves_to_others():
@@ -229,7 +229,7 @@ def test_what_it_leaves_to_others():
     weights = {"w": rows(8, 1, 3, 3)}
     layer = Node("c", ConvTranspose2d(groups=8), ("x",), {"weight": "w"})
     assert claims_of(Network({"x": TensorType(("B", 8, 5, 5))}, (layer,), ("c",), weights), "depthwise") == []
-    assert list(DepthwiseAlone().claims(network(*SHAPES["3x3"]), 1, H200, Job(loss="mse"))) == []
+    assert list(DepthwiseKernel().claims(network(*SHAPES["3x3"]), 1, H200, Job(loss="mse"))) == []
 
 
 def test_what_it_refuses():
@@ -237,7 +237,7 @@ def test_what_it_refuses():
         (network(*SHAPES["3x3"]), dataclasses.replace(H200, arch="sm_70")),
         (network(Conv2d(groups=2), (2, 40_000, 40_000), (2, 1, 3, 3)), H200),
     ):
-        (refusal,) = DepthwiseAlone().claims(net, 1, device, Job())
+        (refusal,) = DepthwiseKernel().claims(net, 1, device, Job())
         assert isinstance(refusal, Refusal)
         assert "rows of less than 2^31 numbers" in refusal.why
 
@@ -286,7 +286,7 @@ def test_every_dtype_on_a_gpu(dtype):
         assert scaled_error(got, truth) <= FACTOR * naive + ULPS * ulp, f"{shape} in {dtype}"
 
 
-class Turned(DepthwiseAlone):
+class Turned(DepthwiseKernel):
     """Only with channels last, where it can."""
 
     def claims(self, *given):
@@ -300,7 +300,7 @@ def planned(shape, device, kernel, dtype="float32"):
     first, *others = bare.nodes
     nodes = (Node("r", ReLU(), ("x",)), dataclasses.replace(first, inputs=("r",)), *others)
     net = Network(bare.inputs, nodes, bare.outputs, bare.weights)
-    kernels = [kernel if each.name == "depthwise" else each for each in KERNELS if each.name != "conv"]
+    kernels = [kernel if each.name == "depthwise" else each for each in KERNELS if each.name != "conv_direct"]
     return net, make_plan(net, device, kernels, Job())
 
 
@@ -309,7 +309,7 @@ def test_a_plan_with_channels_last():
         net, plan = planned(shape, H200, Turned())
         (claim,) = (group.claim for group in plan.groups if group.claim.kernel == "depthwise")
         assert claim.nodes == ("c", "a0")
-        assert bool(claim.gives) == (net.input.row_shape[0] > 1)
+        assert bool(claim.writes) == (net.input.row_shape[0] > 1)
 
 
 @pytest.mark.gpu
@@ -318,6 +318,6 @@ def test_a_plan_with_channels_last():
 def test_channels_last_on_a_gpu(shape, dtype):
     device, backend, chosen = find_device("cuda")
     net, turned = planned(shape, device, Turned(), dtype)
-    _, in_rows = planned(shape, device, DepthwiseAlone(), dtype)
+    _, in_rows = planned(shape, device, DepthwiseKernel(), dtype)
     x = rows(1000, *net.input.row_shape).astype(numpy_dtype(dtype))
     assert np.array_equal(Engine(turned, backend, chosen)(x), Engine(in_rows, backend, chosen)(x))

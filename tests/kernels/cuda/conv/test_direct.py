@@ -10,7 +10,7 @@ import onchip
 from checks import rows
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.conv.direct import DEPTHWISE_RATE, DIRECT, HEAD, NARROW, TILES, ConvAlone
+from onchip.kernels.cuda.conv.direct import DEPTHWISE_RATE, DIRECT, HEAD, NARROW, TILES, ConvDirect
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io
 from onchip.network.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Identity, TransposedConvolution
@@ -44,11 +44,11 @@ def chain(row_shape, *layers, bias=True, dtype="float32"):
 
 
 # Kernels that take convolutions, too.
-OTHERS = ("conv_wgmma", "conv_first", "conv_last", "conv_last_wgmma", "product_windows")
+OTHERS = ("conv_sm90", "conv_first_layer", "conv_last_layer", "conv_last_layer_sm90", "conv_implicit_gemm")
 
 
 def claims_of(net, start=0, precision="fp32", device=H200):
-    return list(ConvAlone().claims(net, start, device, Job(precision)))
+    return list(ConvDirect().claims(net, start, device, Job(precision)))
 
 
 # -- planning --------------------------------------------------------------------------------------------------
@@ -61,9 +61,9 @@ def test_it_takes_convolutions_of_every_kind(precision):
     ):  # fmt: skip
         kernels = [k for k in KERNELS if k.name not in OTHERS]
         plan = make_plan(chain((16, 9, 9), (layer, shape)), A100, kernels, Job(precision))
-        assert [group.claim.kernel for group in plan.groups] == ["conv"]
+        assert [group.claim.kernel for group in plan.groups] == ["conv_direct"]
     plan = make_plan(chain((16, 30), (Conv1d(), (7, 16, 5))), H200, kernels, Job(precision))
-    assert [group.claim.label for group in plan.groups] == ["conv<16,7,5>"]
+    assert [group.claim.label for group in plan.groups] == ["conv_direct<16,7,5>"]
 
 
 def test_a_transposed_convolution_stays_one_launch():
@@ -72,25 +72,25 @@ def test_a_transposed_convolution_stays_one_launch():
     for batch in (1, 1024):
         plan = make_plan(net, A100, KERNELS, Job(batch=batch))
         (label,) = (group.claim.label for group in plan.groups if group.claim.kernel != "permute")
-        assert label in ("conv<512,256,5x5>", "product_windows<512,256,5x5>")
+        assert label in ("conv_direct<512,256,5x5>", "conv_implicit_gemm<512,256,5x5>")
         assert "left out phases" in str(plan)
 
 
 def test_what_it_costs():
     net = chain((64, 32, 32), (SAME, (64, 64, 3, 3)))
     (claim,) = claims_of(net, precision="fp16")
-    price = claim.price
-    assert price.row_flop == 32 * 32 * 64 * (2 * 64 * 9 + 1)
-    assert price.row_bytes == 2 * 4 * 64 * 32 * 32
-    assert price.fixed_bytes == 4 * (64 * 64 * 9 + 64)
+    cost = claim.cost
+    assert cost.row_flop == 32 * 32 * 64 * (2 * 64 * 9 + 1)
+    assert cost.row_bytes == 2 * 4 * 64 * 32 * 32
+    assert cost.fixed_bytes == 4 * (64 * 64 * 9 + 64)
     whole = 64 * 9 / (64 * 9 + HEAD)  # of a tile's time
-    assert (price.precision, price.rate) == ("fp32", pytest.approx(TILES[0].rate * whole))
+    assert (cost.precision, cost.rate) == ("fp32", pytest.approx(TILES[0].rate * whole))
     (few,) = claims_of(chain((64, 32, 32), (SAME, (8, 64, 3, 3))))
-    assert few.price.rate == pytest.approx(TILES[2].rate / 2 * whole)
+    assert few.cost.rate == pytest.approx(TILES[2].rate / 2 * whole)
     (fewer,) = claims_of(chain((64, 32, 32), (SAME, (3, 64, 3, 3))))
-    assert fewer.price.rate == pytest.approx(NARROW.rate * 3 / 4 * 64 / 68)
+    assert fewer.cost.rate == pytest.approx(NARROW.rate * 3 / 4 * 64 / 68)
     (single,) = claims_of(chain((64, 32, 32), (Conv2d(groups=64), (64, 1, 3, 3))))
-    assert single.price.rate == DEPTHWISE_RATE
+    assert single.cost.rate == DEPTHWISE_RATE
 
 
 def test_sizes_cost_no_compilation():
@@ -129,7 +129,7 @@ def test_both_layouts_are_offered_inside_a_network():
     def layouts(start):
         name = net.nodes[start].name
         value = net.nodes[start].inputs[0]
-        return {(claim.layout_read(value), claim.gives.get(name, ROWS)) for claim in claims_of(net, start)}
+        return {(claim.layout_read(value), claim.writes.get(name, ROWS)) for claim in claims_of(net, start)}
 
     assert layouts(0) == {(ROWS, ROWS), (ROWS, CHANNELS_LAST)}
     assert layouts(1) == {(a, b) for a in (ROWS, CHANNELS_LAST) for b in (ROWS, CHANNELS_LAST)}
@@ -137,14 +137,14 @@ def test_both_layouts_are_offered_inside_a_network():
     assert all(claim.reads["c0"].is_read_often for claim in claims_of(net, 1))
     narrow = chain((8, 9, 8), *[(SAME, (N, C, 3, 3)) for N, C in ((8, 8), (3, 8), (8, 3))])
     found = {
-        (claim.layout_read("c0"), bool(claim.gives)): claim.facts.at(1024).launches[0].program.name_expression
+        (claim.layout_read("c0"), bool(claim.writes)): claim.facts.at(1024).launches[0].program.name_expression
         for claim in claims_of(narrow, 1)
     }
     assert set(found) == {(layout, is_last) for layout in (ROWS, CHANNELS_LAST) for is_last in (False, True)}
     for (layout, _), program in found.items():  # four channels a thread only where neighbouring places lie side by side
         assert program.startswith("conv_narrow") == (layout == ROWS)
     grouped = chain((8, 9, 8), *[(Conv2d(groups=8), (8, 1, 2, 2))] * 3)
-    assert [(bool(c.gives), c.has_layouts) for c in claims_of(grouped, 1)] == [(False, False), (True, True)]
+    assert [(bool(c.writes), c.has_layouts) for c in claims_of(grouped, 1)] == [(False, False), (True, True)]
 
 
 def test_weights_lie_with_their_taps_in_front():
@@ -165,7 +165,7 @@ def test_what_it_refuses():
     assert "not float32 on sm_70" in refusal.why
     (refusal,) = claims_of(chain((4, 40_000, 40_000), (SAME, (4, 4, 3, 3))))
     assert "images of up to" in refusal.why
-    assert list(ConvAlone().claims(net, 0, H200, Job(loss="mse"))) == []
+    assert list(ConvDirect().claims(net, 0, H200, Job(loss="mse"))) == []
     other = Network({"x": TensorType(("B", 3))}, (Node("i", Identity(), ("x",)),), ("i",), {})
     assert claims_of(other) == []
 
@@ -173,12 +173,12 @@ def test_what_it_refuses():
 # -- on a GPU --------------------------------------------------------------------------------------------------
 
 
-def judge(net, x, precision):
+def verify(net, x, precision):
     """Plan without tensor cores, run, and hold against the float64 reference with the naive run as a yardstick."""
     device, backend, chosen = find_device("cuda")
     kernels = [k for k in KERNELS if k.name not in OTHERS]
     engine = Engine(make_plan(net, device, kernels, Job(precision)), backend, chosen)
-    assert {"conv", "depthwise"} & {group.claim.kernel for group in engine.plan.groups}
+    assert {"conv_direct", "depthwise"} & {group.claim.kernel for group in engine.plan.groups}
     got = engine(x)
     truth = reference.forward(net, x)
     narrow = NAIVE_DTYPE[precision] if net.output.dtype == "float32" else net.output.dtype
@@ -213,7 +213,7 @@ SHAPES = {
 def test_right_with_the_same_bits_in_every_batch(precision, shape):
     net = chain(*SHAPES[shape])
     x = rows(130, *net.input.row_shape)
-    engine, whole = judge(net, x, precision)
+    engine, whole = verify(net, x, precision)
     for first, count in ((0, 1), (65, 3), (43, 70)):
         assert np.array_equal(engine(x[first : first + count]), whole[first : first + count])
     assert np.array_equal(engine(x), whole)
@@ -222,7 +222,7 @@ def test_right_with_the_same_bits_in_every_batch(precision, shape):
 @pytest.mark.gpu
 @pytest.mark.parametrize("lasts", ["rows", "channels last"])
 def test_layouts_between_groups(lasts):
-    class Kept(ConvAlone):
+    class Kept(ConvDirect):
         def claims(self, *given):
             answers = list(super().claims(*given))
             return [answers[-1] if lasts == "channels last" else answers[0]]
@@ -233,9 +233,9 @@ def test_layouts_between_groups(lasts):
     device, backend, chosen = find_device("cuda")
     kernels = [kernel for kernel in KERNELS if kernel.name not in OTHERS]
     plain = make_plan(net, device, kernels, Job(without=("phases",)))
-    kept = [Kept() if kernel.name == "conv" else kernel for kernel in kernels]
+    kept = [Kept() if kernel.name == "conv_direct" else kernel for kernel in kernels]
     plan = make_plan(net, device, kept, Job(without=("phases",)))
-    between = {layout for group in plan.groups for layout in group.claim.gives.values()}
+    between = {layout for group in plan.groups for layout in group.claim.writes.values()}
     assert between == ({CHANNELS_LAST} if lasts == "channels last" else set())
     got = Engine(plan, backend, chosen)(x)
     assert np.array_equal(got, Engine(plain, backend, chosen)(x))
@@ -251,7 +251,7 @@ def test_layouts_between_groups(lasts):
 def test_numbers_in_half_precision(precision, io):
     layers = [(SAME, (64, 16, 3, 3)), (Conv2d(groups=64), (64, 1, 2, 2))]
     for net in (chain((16, 9, 10), *layers, dtype=io), with_io(chain((16, 9, 10), *layers, bias=False), io)):
-        _, got = judge(net, rows(50, 16, 9, 10).astype(numpy_dtype(io)), precision)
+        _, got = verify(net, rows(50, 16, 9, 10).astype(numpy_dtype(io)), precision)
         assert got.dtype == numpy_dtype(io)
 
 

@@ -13,7 +13,7 @@ from layer_cases import CASES
 from layer_cases import network as network_of
 from onchip.kernels import reference
 from onchip.kernels.cuda.common.program import Steps
-from onchip.kernels.cuda.conv.direct import DIRECT, NARROW, TILES, ConvAlone, ConvLowering
+from onchip.kernels.cuda.conv.direct import DIRECT, NARROW, TILES, ConvDirect, ConvLowering
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     Clip,
@@ -49,13 +49,13 @@ def convolution(layer, row_shape, weight_shape, bias=True):
 
 def run(gpu, net, x, tile=None, lasts=(False, False), dtypes=None):
     """y of the kernel, with nothing written behind it. x, y in rows, whatever lies in memory."""
-    (claim,) = ConvAlone().claims(net, 0, H200, Job())
+    (claim,) = ConvDirect().claims(net, 0, H200, Job())
     facts = claim.facts
     lowering = ConvLowering(facts.geometry, dtypes or facts.dtypes, lasts, facts.has_bias, 4, facts.activation)
     B, shape, guard = len(x), net.types["y"].row_shape, 64
-    lying = np.moveaxis(x, 1, -1) if lasts[0] else x
+    stored_type = np.moveaxis(x, 1, -1) if lasts[0] else x
     made = np.full(B * math.prod(shape) + guard, 77, numpy_dtype(lowering.dtypes[1]))
-    there = [gpu.upload(np.ascontiguousarray(array)) for array in (lying, made)]
+    there = [gpu.upload(np.ascontiguousarray(array)) for array in (stored_type, made)]
     weights = {name: gpu.upload(materialise(recipe, net.weights)) for name, recipe in claim.recipes.items()}
     steps = Steps((lowering.launch(B, tile),)) if tile else lowering.at(B)
     BoundSteps(gpu, steps, weights).enqueue([there[0].pointer], [there[1].pointer], 0, gpu.stream)
@@ -67,7 +67,7 @@ def run(gpu, net, x, tile=None, lasts=(False, False), dtypes=None):
 
 
 def assert_right(net, x, got):
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""conv_first: convolutions of few channels of x at the tensor cores. On the host, then on a GPU."""
+"""conv_first_layer: convolutions of few channels of x at the tensor cores. On the host, then on a GPU."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from emulated_engine import claims_of, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
-from onchip.kernels.cuda.conv.first_layer import ConvFirst, Tile, window_fragments
+from onchip.kernels.cuda.conv.first_layer import ConvFirstLayer, Tile, window_fragments
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     GELU,
@@ -89,7 +89,7 @@ def images(net, B):
 
 
 def claims_in(net, precision="fp32", start=0):
-    return [found for found in ConvFirst().claims(net, start, H200, Job(precision)) if isinstance(found, Claim)]
+    return [found for found in ConvFirstLayer().claims(net, start, H200, Job(precision)) if isinstance(found, Claim)]
 
 
 def rounded(array, precision):
@@ -124,7 +124,7 @@ def test_on_an_emulated_gpu(monkeypatch, name, precision, dtypes):
     want = exact(net, x, precision)
     eps = {"float32": 4e-6, "float16": 1e-3, "bfloat16": 8e-3}[dtypes[1]]
     found = claims_in(net, precision)
-    assert {claim.gives.get(claim.nodes[-1], ROWS) for claim in found} == {ROWS, CHANNELS_LAST}
+    assert {claim.writes.get(claim.nodes[-1], ROWS) for claim in found} == {ROWS, CHANNELS_LAST}
     both = []
     for claim in found:
         assert claim.nodes == tuple(node.name for node in net.nodes[:-1])
@@ -167,7 +167,7 @@ def test_a_pool_comes_along(monkeypatch, name, precision):
     alone, *_ = claims_in(network(name, ReLU()), precision)
     want = pooled_apart(pool, run_claim(gpu, network(name, ReLU()), alone, x))
     found = [claim for claim in claims_in(net, precision) if "p" in claim.nodes]
-    assert {claim.gives.get("p", ROWS) for claim in found} == {ROWS, CHANNELS_LAST}
+    assert {claim.writes.get("p", ROWS) for claim in found} == {ROWS, CHANNELS_LAST}
     for claim in found:
         got = run_claim(gpu, net, claim, x)
         assert np.array_equal(got, want)
@@ -225,7 +225,7 @@ def test_which_pools_it_takes():
     net = network("3x3", ReLU(), behind=False, pool=pool)
     read_twice = dataclasses.replace(net, outputs=("a", "p"))
     assert [claim.nodes for claim in claims_in(read_twice)] == [("c", "a")] * 2
-    assert claims_in(net)[-1].label == "conv_first<3,20,3x3,ReLU,MaxPool2d>"
+    assert claims_in(net)[-1].label == "conv_first_layer<3,20,3x3,ReLU,MaxPool2d>"
 
 
 @needs_gxx
@@ -267,7 +267,9 @@ def test_few_terms_in_fp32_are_as_exact_as_promised(monkeypatch):
         x = images(net, 6)
         truth = reference.forward(net, x)
         naive = scaled_error(reference.forward(net, x, "float32"), truth)
-        found = [c for kernel in ("conv_first", "conv") for c in claims_of(net, kernel) if c.nodes == ("c", "a")]
+        found = [
+            c for kernel in ("conv_first_layer", "conv_direct") for c in claims_of(net, kernel) if c.nodes == ("c", "a")
+        ]
         assert found
         for claim in found:
             error = scaled_error(run_claim(gpu, net, claim, x), truth)
@@ -288,7 +290,7 @@ def test_what_is_no_tap_spoils_nothing(monkeypatch):
 def test_what_it_takes():
     net = network("3x3", ReLU(), ("float32", "float16"))
     claim = claims_in(net, "fp16")[0]
-    assert claim.label == "conv_first<3,20,3x3,ReLU>"
+    assert claim.label == "conv_first_layer<3,20,3x3,ReLU>"
     assert claim.nodes == ("c", "a", "cast")
     cast = Node("before", Cast("float16"), ("x",))
     conv = dataclasses.replace(net.nodes[0], inputs=("before",))
@@ -307,12 +309,12 @@ def test_what_it_leaves_and_refuses():
         {"x": TensorType(("B", 16, 8, 8))}, (Node("c", Conv2d(), ("x",), {"weight": "w"}),), ("c",),
         {"w": np.zeros((8, 16, 3, 3), np.float32)},
     )  # fmt: skip
-    assert list(ConvFirst().claims(many, 0, H200, Job())) == []
+    assert list(ConvFirstLayer().claims(many, 0, H200, Job())) == []
     large = Network(
         {"x": TensorType(("B", 15, 40, 40))}, (Node("c", Conv2d(), ("x",), {"weight": "w"}),), ("c",),
         {"w": np.zeros((512, 15, 5, 5), np.float32)},
     )  # fmt: skip
-    (refusal,) = ConvFirst().claims(large, 0, H200, Job())
+    (refusal,) = ConvFirstLayer().claims(large, 0, H200, Job())
     assert isinstance(refusal, Refusal)
     assert "shared memory" in refusal.why
 
@@ -342,20 +344,22 @@ def test_a_plan_takes_it_for_a_first_layer(precision):
     net = Network({"x": TensorType(("B", 3, 32, 32))}, nodes, ("m",), weights)
     first, second, *_ = make_plan(net, H200, KERNELS, Job(precision, 4096)).groups
     # fp32 as three products of tf32, of which few terms are there, takes longer than the ordinary cores.
-    assert first.claim.kernel == ("conv" if precision == "fp32" else "conv_first")
-    assert second.claim.kernel == "conv_wgmma"
+    assert first.claim.kernel == ("conv_direct" if precision == "fp32" else "conv_first_layer")
+    assert second.claim.kernel == "conv_sm90"
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------
 
 
 class OnlyFirst:
-    """A plan of conv_first where it can: no other convolution."""
+    """A plan of conv_first_layer where it can: no other convolution."""
 
     @staticmethod
     def kernels():
         return [
-            kernel for kernel in KERNELS if kernel.name not in ("conv", "depthwise", "conv_wgmma", "product_windows")
+            kernel
+            for kernel in KERNELS
+            if kernel.name not in ("conv_direct", "depthwise", "conv_sm90", "conv_implicit_gemm")
         ]
 
 
@@ -368,7 +372,7 @@ def test_right_with_the_same_bits_in_every_batch(monkeypatch, name, precision, b
     net = network(name, ReLU(), behind=behind)
     x = images(net, 4097)
     engine = compile(net, "cuda", precision)
-    assert engine.plan.groups[0].claim.kernel == "conv_first"
+    assert engine.plan.groups[0].claim.kernel == "conv_first_layer"
     got, truth = engine(x), reference.forward(net, x)
     naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
     assert scaled_error(got, truth) <= FACTOR * naive + ULPS * ULP[precision]
@@ -386,7 +390,7 @@ def test_pools_on_a_gpu(monkeypatch, name, precision):
     net, apart = (network(name, ReLU(), behind=False, pool=pool) for pool in (POOLED[name], None))
     x = images(net, 1000)
     engine = compile(net, "cuda", precision)
-    assert [group.claim.kernel for group in engine.plan.groups] == ["conv_first"]
+    assert [group.claim.kernel for group in engine.plan.groups] == ["conv_first_layer"]
     got, truth = engine(x), reference.forward(net, x)
     naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
     assert scaled_error(got, truth) <= FACTOR * naive + ULPS * ULP[precision]
@@ -405,7 +409,7 @@ def test_every_dtype_on_a_gpu(monkeypatch, precision, dtypes):
         net = network(name, Tanh(), dtypes, behind=False)
         x = images(net, 130)
         engine = compile(net, "cuda", precision)
-        assert [group.claim.kernel for group in engine.plan.groups] == ["conv_first"]
+        assert [group.claim.kernel for group in engine.plan.groups] == ["conv_first_layer"]
         truth = reference.forward(net, x)
         naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
         ulp = max(ULP[precision], *(DTYPE_ULP.get(dtype, 0.0) for dtype in dtypes))

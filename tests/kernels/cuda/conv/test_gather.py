@@ -1,4 +1,4 @@
-"""product_gather: products of rows that ids choose, without the embedded text. On the host, then on a GPU."""
+"""conv_gather: products of rows that ids choose, without the embedded text. On the host, then on a GPU."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.conv.gather import ProductGather
+from onchip.kernels.cuda.conv.gather import ConvGather
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Conv1d, Embedding, Linear, Permute, ReLU, Reshape, Tanh
 from onchip.network.types import TensorType, numpy_dtype
@@ -54,10 +54,10 @@ def some_ids(net, B):
 
 
 def claims_in(net, precision="fp32", start=0, device=H200):
-    return list(ProductGather().claims(net, start, device, Job(precision)))
+    return list(ConvGather().claims(net, start, device, Job(precision)))
 
 
-JUDGED = 130  # of the rows of a GPU, the last ones: the reference takes far longer than the kernel
+VERIFIED = 130  # of the rows of a GPU, the last ones: the reference takes far longer than the kernel
 WAYS = ("each word", "all words", "windows", "windows apart")
 SIZES = {"usual": (30, 24), "narrow pieces": (9, 22), "odd": (5, 7), "one": (3, 1), "long": (40, 130)}
 
@@ -86,13 +86,13 @@ def test_on_an_emulated_gpu(monkeypatch, way, sizes, precision, dtype, ids):
 def test_what_it_takes():
     net = text_network("windows")
     longest, shorter = claims_in(net)
-    assert longest.label == "product_gather<30,20,3,24,ReLU>"
+    assert longest.label == "conv_gather<30,20,3,24,ReLU>"
     assert (longest.nodes, shorter.nodes) == (("e", "m", "c", "a"), ("e", "m", "c"))
-    assert longest.gives == {"a": CHANNELS_LAST}
-    assert longest.price.row_bytes == 7 * 4 + 7 * 20 * 4 + net.types["a"].row_bytes
+    assert longest.writes == {"a": CHANNELS_LAST}
+    assert longest.cost.row_bytes == 7 * 4 + 7 * 20 * 4 + net.types["a"].row_bytes
     flat, words = claims_in(text_network("all words"))[0], claims_in(text_network("each word"))[0]
-    assert (flat.label, words.label) == ("product_gather<30,20,7,24,ReLU>", "product_gather<30,20,24,ReLU>")
-    assert not words.gives
+    assert (flat.label, words.label) == ("conv_gather<30,20,7,24,ReLU>", "conv_gather<30,20,24,ReLU>")
+    assert not words.writes
     twice = Network(net.inputs, net.nodes, ("a", "e"), net.weights)
     assert claims_in(twice) == [], "somebody else wants the embedded text"
     assert claims_in(text_network("each word", N=4)) == []
@@ -115,7 +115,7 @@ def test_a_sum_behind_words(monkeypatch):
 
 
 def only_gathered():
-    names = ("product_gather", "permute", "view", "pointwise")
+    names = ("conv_gather", "permute", "view", "pointwise")
     return tuple(kernel for kernel in KERNELS if kernel.name in names)
 
 
@@ -124,7 +124,7 @@ def only_gathered():
 def test_the_first_bad_id_is_told_by_the_next_call(monkeypatch, way):
     gpu, net = emulated_gpu(monkeypatch), text_network(way)
     engine = Engine(make_plan(net, H200, only_gathered(), Job(without=("fold",))), CudaBackend(), "cuda:0")
-    assert [group.claim.kernel for group in engine.plan.groups] == ["product_gather"]
+    assert [group.claim.kernel for group in engine.plan.groups] == ["conv_gather"]
     good = some_ids(net, 70)
     bad, want = good.copy(), engine(good)
     bad[[69, 33, 33], [0, 4, 2]] = 30
@@ -139,7 +139,7 @@ def test_a_plan_takes_it_where_tables_cost_too_much():
     """Folded ones would be of every word and every place."""
     net = text_network("all words", V=50_000, E=256, S=16, N=512)
     plan = make_plan(net, A100, KERNELS, Job("fp16", 4096))
-    assert [group.claim.kernel for group in plan.groups] == ["product_gather"]
+    assert [group.claim.kernel for group in plan.groups] == ["conv_gather"]
 
 
 @pytest.mark.gpu
@@ -152,11 +152,11 @@ def test_right_with_the_same_bits_in_every_batch(monkeypatch, way, precision):
     net = text_network(way, V=1000, E=100, S=11, N=72)
     x = some_ids(net, 4097)
     engine = onchip.compile(net, "cuda", precision, without=("fold",))
-    assert engine.plan.groups[0].claim.kernel == "product_gather"
-    got, judged = engine(x), x[-JUDGED:]
-    truth = reference.forward(net, judged)
-    naive = scaled_error(reference.forward(net, judged, NAIVE_DTYPE[precision]), truth)
-    assert scaled_error(got[-JUDGED:], truth) <= FACTOR * naive + ULPS * ULP[precision]
+    assert engine.plan.groups[0].claim.kernel == "conv_gather"
+    got, verified = engine(x), x[-VERIFIED:]
+    truth = reference.forward(net, verified)
+    naive = scaled_error(reference.forward(net, verified, NAIVE_DTYPE[precision]), truth)
+    assert scaled_error(got[-VERIFIED:], truth) <= FACTOR * naive + ULPS * ULP[precision]
     for first, count in ((0, 1), (65, 7), (43, 1000)):
         assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
     assert engine(x[:0]).shape == (0, *got.shape[1:])

@@ -1,4 +1,4 @@
-"""product_windows: convolutions on the tensor cores of every chip. On the host, then on a GPU."""
+"""conv_implicit_gemm: convolutions on the tensor cores of every chip. On the host, then on a GPU."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from emulated_engine import run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
-from onchip.kernels.cuda.conv.implicit_gemm import ProductWindows
+from onchip.kernels.cuda.conv.implicit_gemm import ConvImplicitGemm
 from onchip.kernels.cuda.mma import mma_tile as mma_tiles
 from onchip.kernels.cuda.mma.mma_tile import tiles_of
 from onchip.network.build import sequential
@@ -35,7 +35,7 @@ from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.engine import compile
 
-JUDGED = 130  # of the rows of a GPU, the last ones: the reference takes far longer than the kernel
+VERIFIED = 130  # of the rows of a GPU, the last ones: the reference takes far longer than the kernel
 # layer, a row of x, the weight
 CASES = {
     "same": (Conv2d(pads=(1, 1, 1, 1)), (16, 9, 7), (20, 16, 3, 3)),
@@ -83,7 +83,7 @@ def images(net, B, dtype="float32"):
 
 
 def claims_in(net, precision="fp32", start=1, device=H200):
-    return list(ProductWindows().claims(net, start, device, Job(precision)))
+    return list(ConvImplicitGemm().claims(net, start, device, Job(precision)))
 
 
 def rounded(array, precision):
@@ -196,8 +196,8 @@ def test_casts_around_it(monkeypatch):
 
 def test_what_it_takes_and_refuses():
     claim = claims_in(network("same", activation=ReLU()), "fp16")[0]
-    assert claim.label == "product_windows<16,20,3x3,ReLU>"
-    assert (claim.reads["before"].layout, claim.gives["a"]) == (CHANNELS_LAST, CHANNELS_LAST)
+    assert claim.label == "conv_implicit_gemm<16,20,3x3,ReLU>"
+    assert (claim.reads["before"].layout, claim.writes["a"]) == (CHANNELS_LAST, CHANNELS_LAST)
     assert claim.recipes["weight"].shape == (20, 9 * 16)
     odd = claims_in(network("odd channels"), "fp16")[0]
     assert odd.recipes["weight"].shape == (13, 6 * 8)  # 7 channels are filled up to a unit
@@ -233,7 +233,7 @@ def test_chips_other_than_hopper_convolve_at_the_tensor_cores(device, precision)
     )  # fmt: skip
     net = Network({"x": TensorType(("B", 64, 16, 16))}, nodes, ("m",), weights)
     kernels = [group.claim.kernel for group in make_plan(net, device, KERNELS, Job(precision, 256)).groups]
-    assert kernels.count("product_windows") == 2
+    assert kernels.count("conv_implicit_gemm") == 2
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
@@ -241,15 +241,15 @@ def test_a_hopper_takes_it_where_its_accelerator_cannot_move_channels(precision,
     """100 numbers of 16 bits are no whole pieces of 16 bytes."""
     net = network("100 channels", dtype)
     kernels = [group.claim.kernel for group in make_plan(net, H200, KERNELS, Job(precision)).groups]
-    assert "product_windows" in kernels
-    assert "conv_wgmma" not in kernels
+    assert "conv_implicit_gemm" in kernels
+    assert "conv_sm90" not in kernels
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------
 
 
 def only_windows():
-    others = ("conv", "depthwise", "conv_wgmma", "conv_first", "conv_last", "conv_last_wgmma")
+    others = ("conv_direct", "depthwise", "conv_sm90", "conv_first_layer", "conv_last_layer", "conv_last_layer_sm90")
     return tuple(kernel for kernel in KERNELS if kernel.name not in others)
 
 
@@ -261,11 +261,11 @@ def test_right_with_the_same_bits_in_every_batch(monkeypatch, name, precision):
     net = network(name, activation=ReLU())
     x = images(net, 4097)
     engine = compile(net, "cuda", precision, without=("phases", "windows"))
-    assert "product_windows" in [group.claim.kernel for group in engine.plan.groups]
-    got, judged = engine(x), x[-JUDGED:]
-    truth = reference.forward(net, judged)
-    naive = scaled_error(reference.forward(net, judged, NAIVE_DTYPE[precision]), truth)
-    assert scaled_error(got[-JUDGED:], truth) <= FACTOR * naive + ULPS * ULP[precision]
+    assert "conv_implicit_gemm" in [group.claim.kernel for group in engine.plan.groups]
+    got, verified = engine(x), x[-VERIFIED:]
+    truth = reference.forward(net, verified)
+    naive = scaled_error(reference.forward(net, verified, NAIVE_DTYPE[precision]), truth)
+    assert scaled_error(got[-VERIFIED:], truth) <= FACTOR * naive + ULPS * ULP[precision]
     for first, count in ((0, 1), (65, 7), (43, 1000)):
         assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
     assert np.array_equal(engine(x), got)

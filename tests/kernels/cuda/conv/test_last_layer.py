@@ -1,4 +1,4 @@
-"""conv_last: convolutions to few channels of y at the tensor cores. On the host, then on a GPU."""
+"""conv_last_layer: convolutions to few channels of y at the tensor cores. On the host, then on a GPU."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
 from onchip.kernels.cuda.conv.direct import Geometry
 from onchip.kernels.cuda.conv.last_layer.cells import NO_TAP, cell_axis
-from onchip.kernels.cuda.conv.last_layer.mma import GROUPS, ConvLast, cell_fragments
+from onchip.kernels.cuda.conv.last_layer.mma import GROUPS, ConvLastLayer, cell_fragments
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
     Cast,
@@ -84,7 +84,7 @@ def images(net, B):
 
 def claims_in(net, precision="fp32", start=1):
     """One that gives rows; where channels could lie last, too, one more that gives them so."""
-    return list(ConvLast().claims(net, start, H200, Job(precision)))
+    return list(ConvLastLayer().claims(net, start, H200, Job(precision)))
 
 
 def claim_in(net, precision="fp32", start=1):
@@ -154,7 +154,7 @@ def test_pixels_on_an_emulated_gpu(monkeypatch):
     gpu, net = emulated_gpu(monkeypatch), network("4x4 by steps of 2", Tanh(), pixels=True)
     claim, x = claim_in(net), images(net, 2)
     assert claim.nodes == ("c", "a", "pixels")
-    assert claim.label == "conv_last<64,3,4x4,Tanh,ToPixels>"
+    assert claim.label == "conv_last_layer<64,3,4x4,Tanh,ToPixels>"
     want = exact(net, x, "fp32", "float32").astype(int)  # where 0.99999999 is 1
     got = run_claim(gpu, net, claim, x).astype(int)
     assert np.abs(got - want).max() <= 1
@@ -169,7 +169,7 @@ def test_a_permute_and_what_is_behind_it_are_no_pass_of_their_own(monkeypatch, n
     nodes = (*net.nodes, Node("image", Permute(axes), ("a",)), Node("pixels", ToPixels(), ("image",)))
     ended = Network(net.inputs, nodes, ("pixels",), net.weights)
     *_, claim = claims_in(ended)
-    assert (claim.nodes, dict(claim.gives)) == (("c", "a", "image", "pixels"), {})
+    assert (claim.nodes, dict(claim.writes)) == (("c", "a", "image", "pixels"), {})
     x = images(net, 2)
     want = exact(ended, x, "fp32", "float32").astype(int)
     got = run_claim(gpu, ended, claim, x).astype(int)
@@ -183,8 +183,8 @@ def test_a_permute_and_what_is_behind_it_are_no_pass_of_their_own(monkeypatch, n
 def test_what_it_takes():
     net = network("3x3", ReLU())
     claim = claim_in(net, "fp16")
-    assert (claim.reads["before"].layout, dict(claim.gives)) == (CHANNELS_LAST, {})
-    assert claim.label == "conv_last<64,3,3x3,ReLU>"
+    assert (claim.reads["before"].layout, dict(claim.writes)) == (CHANNELS_LAST, {})
+    assert claim.label == "conv_last_layer<64,3,3x3,ReLU>"
     first = dataclasses.replace(net.nodes[1], inputs=("x",))
     at_the_input = Network(net.inputs, (first, net.nodes[2]), ("a",), net.weights)
     assert claim_in(at_the_input, start=0) is None, "a network's input lies in rows"
@@ -229,7 +229,7 @@ def test_a_window_has_the_taps_that_its_places_reach():
 
 def test_cells_of_a_generator_are_the_phases_of_a_pixel():
     *_, claim = claims_in(network("4x4 by steps of 2", dtypes=("float16", "float16")), "fp16")
-    assert claim.gives == {"c": CHANNELS_LAST}
+    assert claim.writes == {"c": CHANNELS_LAST}
     assert [axis.cell % 2 for axis in claim.facts.axes] == [0, 0]
     assert claim.facts.all_columns - claim.facts.columns < 8
 
@@ -256,7 +256,7 @@ def generator():
 @pytest.mark.parametrize(("device", "precision"), [(H200, "fp32"), (H200, "tf32"), (A100, "fp16"), (A100, "bf16")])
 def test_a_plan_takes_it_for_a_last_layer(device, precision):
     *_, last = make_plan(generator(), device, KERNELS, Job(precision, 4096)).groups
-    assert last.claim.kernel == "conv_last"
+    assert last.claim.kernel == "conv_last_layer"
     assert last.claim.nodes == ("d", "t", "p")
 
 
@@ -266,7 +266,7 @@ def test_a_plan_takes_it_for_a_last_layer(device, precision):
 @pytest.fixture
 def only_last(monkeypatch):
     """No other convolution, and transposed ones are not split."""
-    others = ("conv", "depthwise", "conv_wgmma", "conv_first", "conv_last_wgmma", "product_windows")
+    others = ("conv_direct", "depthwise", "conv_sm90", "conv_first_layer", "conv_last_layer_sm90", "conv_implicit_gemm")
     monkeypatch.setattr("onchip.kernels.cuda.KERNELS", tuple(k for k in KERNELS if k.name not in others))
 
 
@@ -277,7 +277,7 @@ def test_right_with_the_same_bits_in_every_batch(only_last, name, precision):
     net = network(name, Tanh())
     x = images(net, 4097 if name in SMALL else 130)
     engine = compile(net, "cuda", precision, without=("phases",))
-    assert engine.plan.groups[-1].claim.kernel == "conv_last"
+    assert engine.plan.groups[-1].claim.kernel == "conv_last_layer"
     got, truth = engine(x), reference.forward(net, x)
     naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
     assert scaled_error(got, truth) <= FACTOR * naive + ULPS * ULP[precision]
@@ -295,7 +295,7 @@ def test_every_dtype_on_a_gpu(only_last, precision, dtypes):
         net = network(name, None, dtypes)
         x = images(net, 130)
         engine = compile(net, "cuda", precision, without=("phases",))
-        assert engine.plan.groups[-1].claim.kernel == "conv_last"
+        assert engine.plan.groups[-1].claim.kernel == "conv_last_layer"
         truth = reference.forward(net, x)
         naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
         ulp = max(ULP[precision], *(DTYPE_ULP.get(dtype, 0.0) for dtype in dtypes))

@@ -1,4 +1,4 @@
-"""conv_last_wgmma: convolutions to few channels of y on Hopper. On the host, then on a GPU."""
+"""conv_last_layer_sm90: convolutions to few channels of y on Hopper. On the host, then on a GPU."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from kernels.cuda.conv.test_last_layer import CASES, SMALL, exact, generator, im
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.conv.direct import Geometry
-from onchip.kernels.cuda.conv.last_layer.sm90 import GROUPS, ConvLastWgmma, ConvLastWgmmaLowering, cell_rows
+from onchip.kernels.cuda.conv.last_layer.sm90 import GROUPS, ConvLastLayerSm90, ConvLastWgmmaLowering, cell_rows
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Conv2d, ConvTranspose2d, Permute, Tanh, ToPixels
 from onchip.network.types import TensorType
@@ -28,7 +28,7 @@ FACES = Geometry(True, 64, 3, 1, (32, 32), (64, 64), (5, 5), (2, 2), (1, 1), (1,
 
 def claims_in(net, precision="fp16", start=1, device=H200):
     """One that gives rows; where channels could lie last, too, one more that gives them so."""
-    return list(ConvLastWgmma().claims(net, start, device, Job(precision)))
+    return list(ConvLastLayerSm90().claims(net, start, device, Job(precision)))
 
 
 @needs_gxx
@@ -70,8 +70,8 @@ def test_pixels_behind_a_permute_on_an_emulated_gpu(monkeypatch):
     nodes = (*net.nodes, Node("image", Permute((0, 2, 3, 1)), ("a",)), Node("pixels", ToPixels(), ("image",)))
     ended = Network(net.inputs, nodes, ("pixels",), net.weights)
     *_, claim = claims_in(ended)
-    assert (claim.nodes, dict(claim.gives)) == (("c", "a", "image", "pixels"), {})
-    assert claim.label == "conv_last_wgmma<64,3,4x4,Tanh,ToPixels>"
+    assert (claim.nodes, dict(claim.writes)) == (("c", "a", "image", "pixels"), {})
+    assert claim.label == "conv_last_layer_sm90<64,3,4x4,Tanh,ToPixels>"
     x = images(net, 2)
     want, got = exact(ended, x, "fp16", "float32").astype(int), run_claim(gpu, ended, claim, x).astype(int)
     assert np.abs(got - want).max() <= 1
@@ -131,7 +131,7 @@ def test_sizes_cost_no_compilation():
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_plan_takes_it_for_a_last_layer(precision):
     *_, last = make_plan(generator(), H200, KERNELS, Job(precision, 4096)).groups
-    assert last.claim.kernel == "conv_last_wgmma"
+    assert last.claim.kernel == "conv_last_layer_sm90"
     assert last.claim.nodes[0] == "d"
     assert last.claim.reads[last.claim.facts and "r"].layout == CHANNELS_LAST
 
@@ -142,7 +142,7 @@ def test_a_plan_takes_it_for_a_last_layer(precision):
 @pytest.fixture
 def only_last(monkeypatch):
     """No other convolution, and transposed ones are not split."""
-    others = ("conv", "depthwise", "conv_wgmma", "conv_first", "conv_last", "product_windows")
+    others = ("conv_direct", "depthwise", "conv_sm90", "conv_first_layer", "conv_last_layer", "conv_implicit_gemm")
     monkeypatch.setattr("onchip.kernels.cuda.KERNELS", tuple(k for k in KERNELS if k.name not in others))
 
 
@@ -153,7 +153,7 @@ def test_right_with_the_same_bits_in_every_batch(only_last, name, precision, dty
     net = network(name, Tanh(), dtypes)
     x = images(net, 4097 if name in SMALL else 130)
     engine = compile(net, "cuda", precision, without=("phases",))
-    assert engine.plan.groups[-1].claim.kernel == "conv_last_wgmma"
+    assert engine.plan.groups[-1].claim.kernel == "conv_last_layer_sm90"
     got, truth = engine(x), reference.forward(net, x)
     naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
     ulp = max(ULP[precision], *(DTYPE_ULP.get(dtype, 0.0) for dtype in dtypes))

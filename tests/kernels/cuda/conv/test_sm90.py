@@ -1,4 +1,4 @@
-"""conv_wgmma: convolutions and transposed ones at the tensor cores. On the host, then on a GPU."""
+"""conv_sm90: convolutions and transposed ones at the tensor cores. On the host, then on a GPU."""
 
 import dataclasses
 
@@ -11,10 +11,10 @@ from emulated_engine import emulate_device, run_claim
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
-from onchip.kernels.cuda.conv.sm90 import ConvWgmma, ConvWgmmaLowering, spread_taps, taps_in_order
+from onchip.kernels.cuda.conv.sm90 import ConvSm90, ConvWgmmaLowering, spread_taps, taps_in_order
 from onchip.kernels.cuda.conv.windows import Windows
-from onchip.kernels.cuda.gemm import sm90 as product_wgmma
-from onchip.kernels.cuda.gemm.sm90 import TILES, WgmmaProduct
+from onchip.kernels.cuda.gemm import sm90 as gemm_sm90
+from onchip.kernels.cuda.gemm.sm90 import TILES, GemmSm90Lowering
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (
@@ -57,7 +57,7 @@ def weight(N, C, *taps):
 
 
 def claim_of(net, precision):
-    found = list(ConvWgmma().claims(net, 1, H200, Job(precision, 1 << 20)))
+    found = list(ConvSm90().claims(net, 1, H200, Job(precision, 1 << 20)))
     return found[0] if found else None
 
 
@@ -132,7 +132,7 @@ def test_turned_tiles(monkeypatch, name, precision, dtype):
     x = rows(5, int(np.prod(row))).reshape(5, *row).astype(numpy_dtype(dtype))
     gpu, found = emulated_gpu(monkeypatch), []
     for is_turned in (False, True):
-        monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.is_turned == is_turned and t.BN == 64])
+        monkeypatch.setattr(gemm_sm90, "TILES", [t for t in TILES if t.is_turned == is_turned and t.BN == 64])
         found.append(run_claim(gpu, net, claim, x))
         assert is_turned == (", 128, 64, 2," in claim.facts.at(5).launches[0].program.name_expression)
     assert np.array_equal(*found)
@@ -153,8 +153,8 @@ FEW_CHANNELS = {
 
 def take_only(monkeypatch, is_taken):
     """Some tiles, and sums in one part: in several they want others."""
-    monkeypatch.setattr(product_wgmma, "TILES", [tile for tile in TILES if is_taken(tile)])
-    monkeypatch.setattr(WgmmaProduct, "splits_well", lambda *_: 1)
+    monkeypatch.setattr(gemm_sm90, "TILES", [tile for tile in TILES if is_taken(tile)])
+    monkeypatch.setattr(GemmSm90Lowering, "splits_well", lambda *_: 1)
 
 
 def with_infinite_images(x, every):
@@ -247,7 +247,7 @@ def test_a_sum_behind_it(monkeypatch, precision, dtype, way):
         take_only(monkeypatch, lambda t: t.is_turned == (dtype == "float16"))
     C, N = 16 if way == "few channels" else 40, 40 if way == "of x" else 17 if way == "odd" else 24
     net = residual(dtype, N, C, twice=way == "twice", of_x=way == "of x")
-    found = list(ConvWgmma().claims(net, 2, H200, Job(precision)))
+    found = list(ConvSm90().claims(net, 2, H200, Job(precision)))
     assert [claim.nodes for claim in found] == [("c", "s", "a"), ("c", "s"), ("c",)]
     assert found[0].reads["o" if way != "of x" else "b"].layout == CHANNELS_LAST
     b = rows(5, C * 30).reshape(5, C, 6, 5).astype(numpy_dtype(dtype))
@@ -267,7 +267,7 @@ def test_other_sums_stay():
         nodes = [dataclasses.replace(n, layer=change, inputs=("c",) * (2 if n.name == "s" and change != ReLU() else 1))
                  if n.name == "s" else n for n in net.nodes]  # fmt: skip
         other = Network(net.inputs, tuple(nodes), net.outputs, net.weights)
-        longest = next(iter(ConvWgmma().claims(other, 2, H200, Job("fp32"))))
+        longest = next(iter(ConvSm90().claims(other, 2, H200, Job("fp32"))))
         assert longest.nodes == (("c",) if change == Add() else ("c", "s"))
 
 
@@ -279,7 +279,7 @@ def test_casts_around_it(monkeypatch):
     )  # fmt: skip
     w = weight(16, 20, 3, 3)
     net = Network({"x": TensorType(("B", 20, 5, 6))}, nodes, ("y",), {"w": w.astype(np.float16)})
-    claim = next(iter(ConvWgmma().claims(net, 1, H200, Job("fp16"))))
+    claim = next(iter(ConvSm90().claims(net, 1, H200, Job("fp16"))))
     assert claim.nodes == ("half", "c", "a", "y")
     assert claim.facts.dtypes == ("float32", "float32")
     b = rows(3, 600).reshape(3, 20, 5, 6)
@@ -296,26 +296,26 @@ def test_a_network_of_one_convolution(monkeypatch):
     w = weight(16, 16, 3, 3)
     net = sequential(TensorType(("B", 16, 5, 6)), [("c", Conv2d())], {"c.weight": w})
     emulate_device(monkeypatch)
-    monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in KERNELS if k.name in ("conv_wgmma", "permute")))
+    monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in KERNELS if k.name in ("conv_sm90", "permute")))
     engine = compile(net, "cuda", batch_hint=1 << 20)
-    assert [group.claim.kernel for group in engine.plan.groups] == ["permute", "conv_wgmma", "permute"]
+    assert [group.claim.kernel for group in engine.plan.groups] == ["permute", "conv_sm90", "permute"]
     x = rows(7, 480).reshape(7, 16, 5, 6)
-    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(engine(x), reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 def test_few_places_are_split_as_far_as_every_phase_goes():
     net = conv_inside(ConvTranspose2d((2, 2), (1, 1, 1, 1)), (512, 4, 4), weight(512, 256, 4, 4))
-    (claim,) = ConvWgmma().claims(net, 1, H200, Job("fp16", 1))
+    (claim,) = ConvSm90().claims(net, 1, H200, Job("fp16", 1))
     assert claim.facts.parts == 4  # 32 slices of k, four phases of eight tiles
     launch = claim.facts.at(1).launches[0]
     assert "TOGETHER" in launch.program.name_expression
     assert launch.config.grid[0] == 4 * 4 * 8
     assert launch.config.cluster == 4
     assert "ALONE" in claim.facts.at(1000).launches[0].program.name_expression
-    (claim,) = ConvWgmma().claims(net, 1, H200, Job("fp16", 1000))
+    (claim,) = ConvSm90().claims(net, 1, H200, Job("fp16", 1000))
     assert claim.facts.parts == 1
     short = conv_inside(ConvTranspose2d((2, 2), (1, 1, 1, 1), (1, 1)), (64, 4, 4), weight(64, 64, 3, 3))
-    (claim,) = ConvWgmma().claims(short, 1, H200, Job("fp16", 1))
+    (claim,) = ConvSm90().claims(short, 1, H200, Job("fp16", 1))
     assert claim.facts.parts == 1  # a phase has one tap
 
 
@@ -331,8 +331,8 @@ def test_every_tap_is_in_one_phase():
 def test_what_it_takes():
     net = conv_inside(*CASES["same"][:2], weight(*CASES["same"][2]))
     claim = claim_of(net, "fp16")
-    assert (claim.reads["before"].layout, claim.gives["c"]) == (CHANNELS_LAST, CHANNELS_LAST)
-    assert claim.label == "conv_wgmma<16,20,3x3>"
+    assert (claim.reads["before"].layout, claim.writes["c"]) == (CHANNELS_LAST, CHANNELS_LAST)
+    assert claim.label == "conv_sm90<16,20,3x3>"
     for layer, row, shape, word in (
         (Conv2d((9, 9)), (16, 30, 30), (16, 16, 3, 3), "strides up to 8"),
         (Conv2d(dilation=(130, 1)), (16, 300, 9), (16, 16, 3, 3), "reach"),
@@ -361,9 +361,9 @@ EPS = {"fp32": 4e-6, "tf32": 2e-3, "fp16": 4e-3, "bf16": 2e-2}
 
 def compile_alone(monkeypatch, net, precision, batch_hint):
     """The network with this kernel alone, and moves and Casts of its ends."""
-    monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in KERNELS if k.name in ("conv_wgmma", "permute", "pointwise")))
+    monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in KERNELS if k.name in ("conv_sm90", "permute", "pointwise")))
     engine = compile(net, "cuda", precision, batch_hint=batch_hint, without=("windows", "phases"))
-    assert [group.claim.kernel for group in engine.plan.groups].count("conv_wgmma") == 1
+    assert [group.claim.kernel for group in engine.plan.groups].count("conv_sm90") == 1
     return engine
 
 
@@ -400,9 +400,9 @@ def test_few_channels_on_a_gpu(monkeypatch, precision, dtype, name, is_turned):
     layer, row, shape = FEW_CHANNELS[name]
     net = conv_alone(layer, row, weight(*shape), dtype)
     turns = is_turned and net.types["c"].row_shape[0] % 8 == 0
-    monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.is_turned == turns])
+    monkeypatch.setattr(gemm_sm90, "TILES", [t for t in TILES if t.is_turned == turns])
     engine = compile_alone(monkeypatch, net, precision, 4097)
-    (facts,) = (group.claim.facts for group in engine.plan.groups if group.claim.kernel == "conv_wgmma")
+    (facts,) = (group.claim.facts for group in engine.plan.groups if group.claim.kernel == "conv_sm90")
     assert facts.slice_taps == (2 if row[0] > 16 else 4)
     assert facts.product(4097).cut(facts.units)[0].is_turned == turns
     x = rows(4097, int(np.prod(row))).reshape(4097, *row).astype(numpy_dtype(dtype))
@@ -429,10 +429,10 @@ def test_few_channels_on_a_gpu(monkeypatch, precision, dtype, name, is_turned):
 )
 def test_sums_in_parts_on_a_gpu(monkeypatch, precision, dtype, layer, row, shape):
     """Planned for one row, the blocks of a cluster share its sums; with many a block makes all parts: the same bits."""
-    monkeypatch.setattr(product_wgmma, "WORTH_PARTS", 9.0)  # also where one part would take less time
+    monkeypatch.setattr(gemm_sm90, "WORTH_PARTS", 9.0)  # also where one part would take less time
     net = conv_alone(layer, row, weight(*shape), dtype)
     engine = compile_alone(monkeypatch, net, precision, 1)
-    (facts,) = (group.claim.facts for group in engine.plan.groups if group.claim.kernel == "conv_wgmma")
+    (facts,) = (group.claim.facts for group in engine.plan.groups if group.claim.kernel == "conv_sm90")
     assert facts.parts > 1
     assert "TOGETHER" in facts.at(1).launches[0].program.name_expression
     assert "ALONE" in facts.at(800).launches[0].program.name_expression
@@ -474,8 +474,8 @@ def test_a_network_of_convolutions_on_a_gpu():
     weights = {f"c{i}.weight": weight(C, C if i else 16, 3, 3) for i in range(3)}
     net = sequential(TensorType(("B", 16, 16, 16)), [*pairs, ("mean", GlobalMean((2, 3)))], weights)
     plan = make_plan(net, H200, KERNELS, Job("fp32", 4096))
-    assert [group.claim.kernel for group in plan.groups].count("conv_wgmma") >= 2
+    assert [group.claim.kernel for group in plan.groups].count("conv_sm90") >= 2
     engine = compile(net, "cuda", batch_hint=4096)
     x = rows(300, 16**3).reshape(300, 16, 16, 16)
     naive = reference.forward(net, x, "float32")
-    assert_error_within(engine(x), reference.forward(net, x), yardstick=naive)
+    assert_error_within(engine(x), reference.forward(net, x), baseline=naive)

@@ -1,4 +1,4 @@
-"""conv_images: how conv_wgmma runs many images in 16 bits. On the host, then on a GPU."""
+"""conv_sm90_images: how conv_sm90 runs many images in 16 bits. On the host, then on a GPU."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ from kernels.cuda.conv.test_sm90 import (
 )  # fmt: skip
 from onchip.kernels import reference
 from onchip.kernels.cuda.conv.direct import Geometry
-from onchip.kernels.cuda.conv.sm90 import ConvWgmma, ConvWgmmaLowering
+from onchip.kernels.cuda.conv.sm90 import ConvSm90, ConvWgmmaLowering
 from onchip.kernels.cuda.conv.sm90_images import IMAGES, NO_TAP_THERE
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, ReLU
@@ -52,7 +52,7 @@ MANY = ("faces", "many channels")  # more than the images of a tile, too
     [(name, "fp16", "float16", 5) for name in CASES] + [(name, "bf16", "bfloat16", IMAGES + 3) for name in MANY],
 )
 def test_on_an_emulated_gpu(monkeypatch, name, precision, dtype, B):
-    """As exact as conv_wgmma, and the same bits; also of more images than a tile has."""
+    """As exact as conv_sm90, and the same bits; also of more images than a tile has."""
     layer, row, shape = CASES[name]
     net = conv_inside(layer, row, weight(*shape), activation=ReLU(), dtype=dtype)
     claim, gpu = claim_of(net, precision), emulated_gpu(monkeypatch)
@@ -60,7 +60,7 @@ def test_on_an_emulated_gpu(monkeypatch, name, precision, dtype, B):
     claim = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=6))  # blocks make several tiles
     monkeypatch.setattr(ConvWgmmaLowering, "takes_images", lambda *_: True)
     launch = claim.facts.at(B).launches[0]
-    assert launch.program.name_expression.startswith("conv_images")
+    assert launch.program.name_expression.startswith("conv_sm90_images")
     got = run_claim(gpu, net, claim, x)
     exact = exact_of(net, precision, x)
     assert np.abs(got.astype(float) - exact).max() <= (1e-3 if precision == "fp16" else 8e-3) * np.abs(exact).max()
@@ -72,9 +72,9 @@ def test_on_an_emulated_gpu(monkeypatch, name, precision, dtype, B):
 @needs_gxx
 @pytest.mark.parametrize(("way", "B"), [("plain", 5), ("of x", 5), ("twice", IMAGES + 3)])
 def test_a_sum_behind_it(monkeypatch, way, B):
-    """The bits of conv_wgmma, whose own tests say that they are right."""
+    """The bits of conv_sm90, whose own tests say that they are right."""
     net = residual("float16", 72, 72, twice=way == "twice", of_x=way == "of x")
-    claim = next(iter(ConvWgmma().claims(net, 2, H200, Job("fp16", 100_000))))
+    claim = next(iter(ConvSm90().claims(net, 2, H200, Job("fp16", 100_000))))
     assert claim.nodes == ("c", "s", "a")
     claim = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=6))
     given = [
@@ -85,7 +85,7 @@ def test_a_sum_behind_it(monkeypatch, way, B):
     for by_images in (True, False):
         monkeypatch.setattr(ConvWgmmaLowering, "takes_images", lambda *_, told=by_images: told)
         made[by_images] = run_claim(gpu, net, claim, *given)
-        assert claim.facts.at(B).launches[0].program.name_expression.startswith("conv_images") == by_images
+        assert claim.facts.at(B).launches[0].program.name_expression.startswith("conv_sm90_images") == by_images
     assert np.array_equal(made[True], made[False])
     assert made[True].any()
 
@@ -124,7 +124,7 @@ def test_what_it_leaves_to_conv_wgmma():
 
 def test_the_floor_leaves_out_what_is_outside():
     net = conv_inside(*CASES["faces"][:2], weight(*CASES["faces"][2]), dtype="float16")
-    prices = {B: next(iter(ConvWgmma().claims(net, 1, H200, Job("fp16", B)))).price for B in (1, 100_000)}
+    prices = {B: next(iter(ConvSm90().claims(net, 1, H200, Job("fp16", B)))).cost for B in (1, 100_000)}
     assert prices[100_000].row_flop < prices[1].row_flop == net.row_flop(net.by_name["c"])
 
 
@@ -135,7 +135,7 @@ def test_the_floor_leaves_out_what_is_outside():
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
 def test_on_a_gpu(monkeypatch, name, precision, dtype):
-    """Many images here, few by conv_wgmma: the same bits."""
+    """Many images here, few by conv_sm90: the same bits."""
     layer, row, shape = CASES[name]
     net = conv_alone(layer, row, weight(*shape), dtype)
     engine = compile_alone(monkeypatch, net, precision, 100_000)
@@ -162,7 +162,7 @@ def test_a_residual_on_a_gpu(monkeypatch, precision, dtype, N, side):
     weights = {name: weight(N, N, 3, 3).astype(numpy_dtype(dtype)) for name in "vw"}
     net = Network({"x": row}, nodes, ("a",), weights)
     engine = onchip.compile(net, "cuda", precision, batch_hint=100_000)
-    assert [group.claim.kernel for group in engine.plan.groups].count("conv_wgmma") == 2
+    assert [group.claim.kernel for group in engine.plan.groups].count("conv_sm90") == 2
     x = rows(2049, row.row_size).reshape(2049, *row.row_shape).astype(numpy_dtype(dtype))
     monkeypatch.setattr(ConvWgmmaLowering, "takes_images", lambda _, B: B > 7)
     got, exact = engine(x), reference.forward(net, x)

@@ -10,8 +10,8 @@ from checks import rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels.cuda.common.fast_divide import magic_of
 from onchip.kernels.cuda.common.program import Input
-from onchip.kernels.cuda.elementwise.pointwise import MOST_NUMBERS, Pointwise, rows_a_launch
-from onchip.kernels.cuda.elementwise.steps import MOST_KEPT, MOST_OUTPUTS, MOST_STEPS, What, Where, stretch
+from onchip.kernels.cuda.elementwise.pointwise import MAX_NUMBERS, Pointwise, rows_per_launch
+from onchip.kernels.cuda.elementwise.steps import MAX_KEPT, MAX_OUTPUTS, MAX_STEPS, What, Where, stretch
 from onchip.network.build import sequential
 from onchip.network.io import with_io
 from onchip.network.layers import (
@@ -42,7 +42,7 @@ from pointwise_networks import (
 )
 from python_calls import python_calls
 
-FEW = "onchip.kernels.cuda.elementwise.pointwise.BLOCKS_A_UNIT"  # 0: all runs are long ones
+FEW = "onchip.kernels.cuda.elementwise.pointwise.BLOCKS_PER_SM"  # 0: all runs are long ones
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_whole_run_is_one_launch():
     (group,) = plan.groups
     assert group.claim.label == "pointwise<Tanh,Sigmoid,Mul,Reshape,LeakyReLU,Add,ReLU>"
     assert set(group.inputs) == {"x", "z", "u"}
-    assert group.claim.price.row_bytes == 4 * (35 + 35 + 7 + 4 * 35)
+    assert group.claim.cost.row_bytes == 4 * (35 + 35 + 7 + 4 * 35)
     few, many = (group.claim.facts.at(B).launches for B in (1000, 100_000))
     assert [launch.config.grid[0] for launch in (*few, *many)] == [-(-35 * 1000 // 1024), -(-35 * 100_000 // 4096)]
     assert many[0].config.shared_bytes == group.claim.facts.run.kept * 16384 == group.claim.fast_bytes
@@ -66,9 +66,9 @@ def test_a_whole_run_is_one_launch():
 
 def test_values_that_are_needed_later_are_kept():
     (claim,) = claims(NETWORKS["four values at the same time"])
-    assert claim.facts.run.kept == MOST_KEPT
-    assert claim.facts.at(1).launches[0].config.shared_bytes == MOST_KEPT * 4096
-    assert claim.facts.at(1 << 20).launches[0].config.shared_bytes == MOST_KEPT * 16384
+    assert claim.facts.run.kept == MAX_KEPT
+    assert claim.facts.at(1).launches[0].config.shared_bytes == MAX_KEPT * 4096
+    assert claim.facts.at(1 << 20).launches[0].config.shared_bytes == MAX_KEPT * 16384
 
 
 def test_a_chain_keeps_nothing_and_loads_once():
@@ -83,7 +83,7 @@ def test_parts_that_another_kernel_may_take_along_are_left():
     net = sequential(TensorType(("B", 2, 3)), layers, {"l.weight": rows(4, 6).astype(np.float16)})
     assert [claim.nodes for claim in claims(net)] == [("a", "r", "c"), ("a",)]
     plan = planned(net, precision="fp16")
-    assert [group.claim.kernel for group in plan.groups] == ["pointwise", "mlp_tensor"]
+    assert [group.claim.kernel for group in plan.groups] == ["pointwise", "mlp_tensor_core"]
 
 
 def test_a_residual_connection_of_an_mlp():
@@ -95,19 +95,19 @@ def test_a_residual_connection_of_an_mlp():
     ]
     plan = planned(network({"x": (9,)}, nodes, ("b",), {"u": rows(9, 9, seed=3)}))
     kernels = [group.claim.kernel for group in plan.groups]
-    assert kernels in (["mlp_tensor", "pointwise", "mlp_tensor"], ["mlp_fused", "pointwise", "mlp_fused"])
+    assert kernels in (["mlp_tensor_core", "pointwise", "mlp_tensor_core"], ["mlp_fused", "pointwise", "mlp_fused"])
     assert plan.groups[1].claim.nodes == ("s",)
 
 
 def test_limits_cut_a_run():
-    many = sequential(TensorType(("B", 4)), [(f"r{i}", ReLU()) for i in range(2 * MOST_STEPS)], {})
-    assert len(claims(many)[0].nodes) == MOST_STEPS - 2
-    nodes = [(f"r{i}", ReLU(), ("x",)) for i in range(MOST_OUTPUTS + 3)]
+    many = sequential(TensorType(("B", 4)), [(f"r{i}", ReLU()) for i in range(2 * MAX_STEPS)], {})
+    assert len(claims(many)[0].nodes) == MAX_STEPS - 2
+    nodes = [(f"r{i}", ReLU(), ("x",)) for i in range(MAX_OUTPUTS + 3)]
     wide = network({"x": (4,)}, nodes, tuple(name for name, *_ in nodes))
-    assert len(claims(wide)[0].nodes) == MOST_OUTPUTS
+    assert len(claims(wide)[0].nodes) == MAX_OUTPUTS
     nodes += [("s", Add(), tuple(name for name, *_ in nodes))]
     kept = network({"x": (4,)}, nodes, ("s",))
-    assert claims(kept)[0].facts.run.kept <= MOST_KEPT
+    assert claims(kept)[0].facts.run.kept <= MAX_KEPT
     assert sum(len(group.claim.nodes) for group in planned(kept).groups) == len(nodes)
 
 
@@ -129,8 +129,8 @@ def test_a_hidden_value_that_is_an_output_is_cast_by_itself():
     nodes = [("a", Linear(), ("x",), {"weight": "u"}), ("b", Linear(), ("a",), {"weight": "v"})]
     weights = {"u": rows(9, 6, seed=3) / np.float32(3), "v": rows(4, 9, seed=4) / np.float32(3)}
     plan = planned(with_io(network({"x": (6,)}, nodes, ("a", "b"), weights), "float16"), precision="tf32")
-    assert [group.claim.kernel for group in plan.groups] == ["mlp_tensor", "pointwise", "mlp_tensor"]
-    assert plan.groups[1].claim.price.row_bytes == 9 * (4 + 2)
+    assert [group.claim.kernel for group in plan.groups] == ["mlp_tensor_core", "pointwise", "mlp_tensor_core"]
+    assert plan.groups[1].claim.cost.row_bytes == 9 * (4 + 2)
 
 
 def test_planning_2_000_layers_is_four_times_the_work_of_500():
@@ -180,16 +180,16 @@ def test_places_of_what_is_stretched(row, to, batch, where, levels, outer):
 def test_more_numbers_than_32_bits_count_go_in_several_launches():
     net = sequential(TensorType(("B", 3 << 20)), [("y", ReLU())], {})
     (claim,) = claims(net)
-    most = rows_a_launch(3 << 20)
+    most = rows_per_launch(3 << 20)
     assert most % 16 == 0
-    assert most * (3 << 20) <= MOST_NUMBERS
+    assert most * (3 << 20) <= MAX_NUMBERS
     launches = claim.facts.at(2 * most + 5).launches
     begins = [int.from_bytes(launch.arguments[0].data[:8], "little") for launch in launches]
     counts = [int.from_bytes(launch.arguments[0].data[8:12], "little") for launch in launches]
     assert begins == [0, most * (3 << 20), 2 * most * (3 << 20)]
     assert sum(counts) == (2 * most + 5) * (3 << 20)
-    assert rows_a_launch(2**31 - 16) == 1
-    assert rows_a_launch(2**31 - 1) == 0
+    assert rows_per_launch(2**31 - 16) == 1
+    assert rows_per_launch(2**31 - 1) == 0
 
 
 def test_nothing_is_launched_for_empty_rows():
@@ -225,7 +225,7 @@ def test_the_same_in_every_precision(gpu, precision):
 @needs_gxx
 def test_rows_of_several_launches(gpu, monkeypatch):
     """Numbers beyond what one launch counts, broadcast values among them."""
-    monkeypatch.setattr("onchip.kernels.cuda.elementwise.pointwise.MOST_NUMBERS", 1000)
+    monkeypatch.setattr("onchip.kernels.cuda.elementwise.pointwise.MAX_NUMBERS", 1000)
     for name in ("a tree", "batch norm (C, H, W)", "constant (8,) on (3, 8)", "Add (3, 4) (3, 1)"):
         net = NETWORKS[name]
         engine, x = emulated(gpu, net), inputs_of(net, 150)

@@ -74,12 +74,12 @@ def test_a_row_is_copied_in_the_widest_words_that_it_allows():
 
 def test_what_it_costs_and_what_it_does_not_take():
     (claim,) = Gather().claims(embedding(9, 6), 0, H200, Job())
-    assert claim.price.row_bytes == 5 * (4 + 2 * 6 * 4)
+    assert claim.cost.row_bytes == 5 * (4 + 2 * 6 * 4)
     assert claim.facts.at(3).launches[0].config.grid == (1, 1, 1)
     (claim,) = Gather().claims(token_conv(11, 3, 40, 7), 0, H200, Job())
-    assert (claim.price.row_flop, claim.price.row_bytes) == (3 * 5 * 40, 7 * 4 + 4 * 5 * 40 * 4)
+    assert (claim.cost.row_flop, claim.cost.row_bytes) == (3 * 5 * 40, 7 * 4 + 4 * 5 * 40 * 4)
     (claim,) = Gather().claims(token_conv(11, 3, 40, 7), 0, H200, Job(tables="fp16"))
-    assert claim.price.row_bytes == 7 * 4 + (4 + 3 * 2) * 5 * 40
+    assert claim.cost.row_bytes == 7 * 4 + (4 + 3 * 2) * 5 * 40
     (claim,) = Gather().claims(token_conv(11, 3, 40, 7, dtype="float64"), 0, H200, Job(tables="fp16"))
     assert claim.recipes["table"].dtype == "float64"
 
@@ -185,7 +185,7 @@ def test_rows_in_chunks_are_counted_from_the_first(gpu):
     """One group makes what the next one reads, and there is room for 16 rows of it."""
     net = chain(Embedding(), CumSum(1), weights={"l0.weight": rows(10, 4)}, given=TensorType(("B", 3), "int64"))
     engine, ids = engine_of(net), some_ids(net, 60)
-    engine._bound.most_arena_bytes = 1
+    engine._bound.max_arena_bytes = 1
     want = reference.forward(net, ids, dtype="float32")
     for _ in range(3):
         assert np.allclose(engine(Array(gpu, ids)).numpy(), want, atol=1e-5)
@@ -202,7 +202,7 @@ def test_rows_in_chunks_are_counted_from_the_first(gpu):
 @pytest.mark.parametrize("small", [False, True])
 def test_ids_that_the_gpu_computes_are_told_when_the_hosts_rows_are_done(gpu, monkeypatch, small):
     if not small:
-        for name in ("SLOT_BYTES", "LEAST_CHUNK_BYTES"):
+        for name in ("SLOT_BYTES", "MIN_CHUNK_BYTES"):
             monkeypatch.setattr(chunks, name, 2048)
         for name in ("MAPPED_BYTES", "SMALL_BYTES"):
             monkeypatch.setattr(staging, name, 0)

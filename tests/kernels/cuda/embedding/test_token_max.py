@@ -14,7 +14,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from fake_cuda import Array
 from onchip.errors import InputError
 from onchip.kernels import reference
-from onchip.kernels.cuda.embedding.token_max import MOST_SHARE_BITS, TokenMax
+from onchip.kernels.cuda.embedding.token_max import MAX_SHARE_BITS, TokenMax
 from onchip.kernels.cuda.embedding.token_slices import narrow_tables, split_tables, token_slices
 from onchip.kernels.cuda.reduction.sequence_max import SequenceMaxLowering
 from onchip.network.graph import Network, Node
@@ -114,7 +114,7 @@ def test_sentiment_is_one_launch_and_its_tables_are_slices():
 
 def test_few_sentences_are_shared_by_more_threads_and_long_ones_leave_room():
     lowering = claim_of(EXACT["sentiment, small"]).facts
-    assert [lowering.share_bits(B) for B in (1, 7, 100_000)] == [MOST_SHARE_BITS, MOST_SHARE_BITS, 0]
+    assert [lowering.share_bits(B) for B in (1, 7, 100_000)] == [MAX_SHARE_BITS, MAX_SHARE_BITS, 0]
     assert claim_of(tokens(5, 1000, (3, 4))).facts.share_bits(10**6) == 1
     assert len(claim_of(EXACT["more than a launch takes"]).facts.at(5).launches) == 2
     assert claim_of(EXACT["one of everything"]).facts.at(0).launches == ()
@@ -134,9 +134,9 @@ def test_what_it_does_not_take_has_a_reason():
 
 
 def test_a_floor_that_a_cache_allows_and_an_estimate_of_what_was_measured():
-    price = claim_of(tokens(21_635, 16, (3, 64), (5, 64), (7, 64), (9, 64), dtype="float16")).price
-    assert price.row_looked_up_bytes == 244 * 128
-    floor, estimate = price.floor_us(H200, "fp16", 16_384), price.estimate_us(H200, "fp16", 16_384)
+    cost = claim_of(tokens(21_635, 16, (3, 64), (5, 64), (7, 64), (9, 64), dtype="float16")).cost
+    assert cost.row_looked_up_bytes == 244 * 128
+    floor, estimate = cost.floor_us(H200, "fp16", 16_384), cost.estimate_us(H200, "fp16", 16_384)
     assert 16_384 * 244 * 128 / 33.5e6 < floor < estimate < 16_384 * 244 * 128 / 4.2e6
 
 
@@ -201,7 +201,7 @@ def test_sums_are_those_of_the_reference(gpu, name, B):
 
 
 @needs_gxx
-@pytest.mark.parametrize("bits", range(MOST_SHARE_BITS + 1))
+@pytest.mark.parametrize("bits", range(MAX_SHARE_BITS + 1))
 def test_however_many_threads_share_a_sentence(gpu, monkeypatch, bits):
     net = tokens(30, 45, (3, 40), (8, 9), ids="int64", pads=(1, 0))
     monkeypatch.setattr("onchip.kernels.cuda.embedding.token_max.TokenMaxLowering.share_bits", lambda self, B: bits)
@@ -219,7 +219,7 @@ def test_folded_networks_are_right(gpu, name):
     x = some_ids(net, 21)
     engine = engine_of(net)
     assert "token_max" in [group.claim.kernel for group in engine.plan.groups], str(engine.plan)
-    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(engine(x), reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 @needs_gxx
@@ -250,7 +250,7 @@ def test_the_first_bad_id_is_told_by_the_next_call(gpu):
 
 
 @needs_gxx
-@pytest.mark.parametrize("bits", [0, 2, MOST_SHARE_BITS])
+@pytest.mark.parametrize("bits", [0, 2, MAX_SHARE_BITS])
 @pytest.mark.parametrize("name", EXACT)
 def test_sentences_of_different_lengths(gpu, monkeypatch, name, bits):
     net = with_lengths(EXACT[name], "int64" if bits else "int32")
@@ -274,7 +274,7 @@ def test_what_no_window_lies_within_is_0(gpu, layers, kernels):
     engine, given = engine_of(net), (some_ids(plain, 9), np.array([0, 1, 2, 3, 4, 8, 9, -5, 2**31 - 1], np.int32))
     assert [group.claim.kernel for group in engine.plan.groups] == kernels
     truth, naive = (reference.forward(net, given, dtype) for dtype in ("float64", "float32"))
-    assert_error_within(engine(*given), truth, yardstick=naive)
+    assert_error_within(engine(*given), truth, baseline=naive)
     assert (truth[[0, 1, 2, 7]] == (0.5 if layers[-1] == Sigmoid() else 0)).all()
 
 
@@ -327,7 +327,7 @@ def in_8_bits(net, given):
 
 
 @needs_gxx
-@pytest.mark.parametrize("bits", [0, MOST_SHARE_BITS])
+@pytest.mark.parametrize("bits", [0, MAX_SHARE_BITS])
 @pytest.mark.parametrize("has_lengths", [False, True])
 @pytest.mark.parametrize("name", FP8)
 def test_tables_of_8_bits(gpu, monkeypatch, name, has_lengths, bits):
@@ -395,9 +395,9 @@ def test_a_gpu_folds_a_text_network(precision):
     engine = onchip.compile(net, "cuda", precision, batch_hint=1 << 24)
     assert engine.plan.groups[0].claim.kernel == "token_max", str(engine.plan)
     truth = reference.forward(net, ids[:24])
-    yardstick = {"fp32": "float32", "bf16": "bfloat16"}.get(precision, "float16")  # which has as many digits as tf32
-    naive = reference.forward(net, ids[:24], yardstick)
-    assert_error_within(engine(ids)[:24], truth, yardstick=naive)
+    baseline = {"fp32": "float32", "bf16": "bfloat16"}.get(precision, "float16")  # which has as many digits as tf32
+    naive = reference.forward(net, ids[:24], baseline)
+    assert_error_within(engine(ids)[:24], truth, baseline=naive)
     assert engine(ids[:7]).tobytes() == engine(ids)[:7].tobytes()
 
 
@@ -416,7 +416,7 @@ def test_a_gpu_takes_sentences_of_different_lengths(precision, without):
         net, (ids[:36], lengths[:36]), {"fp32": "float32", "bf16": "bfloat16"}.get(precision, "float16")
     )
     got = engine(ids, lengths)
-    assert_error_within(got[:36], truth, yardstick=naive)
+    assert_error_within(got[:36], truth, baseline=naive)
     assert engine(ids[:7], lengths[:7]).tobytes() == got[:7].tobytes()
 
 
@@ -445,5 +445,5 @@ def test_a_gpu_folds_a_text_network_into_8_bits(precision):
     naive = reference.forward(
         with_rounded_tables(net, "fp8"), ids[:24], {"fp32": "float32", "fp16": "float16"}[precision]
     )
-    assert_error_within(engine(ids)[:24], truth, yardstick=naive)
+    assert_error_within(engine(ids)[:24], truth, baseline=naive)
     assert engine(ids[:7]).tobytes() == engine(ids)[:7].tobytes()

@@ -77,7 +77,7 @@ def test_places(monkeypatch, i, dtype):
     gpu = emulated_gpu(monkeypatch)
     row, layer = ARGUMENTS[i]
     net, x = one_layer(layer, TensorType(("B", *row), dtype)), rows_with_equals(row, dtype, 9)
-    (claim,) = claims_of(net, "argument")
+    (claim,) = claims_of(net, "arg_reduce")
     np.testing.assert_array_equal(run_claim(gpu, net, claim, x), reference.forward(net, x))
 
 

@@ -1,4 +1,4 @@
-"""product_few: a Linear over few rows: what it claims, that it is right on the host by emulation, and on a GPU."""
+"""gemv: a Linear over few rows: what it claims, that it is right on the host by emulation, and on a GPU."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import Input, Int64, Output, Steps
-from onchip.kernels.cuda.gemm.gemv import MOST_ROWS, FewProduct, ProductFew
+from onchip.kernels.cuda.gemm.gemv import MAX_ROWS, FewProduct, Gemv
 from onchip.network.build import mlp, sequential
 from onchip.network.io import with_io
 from onchip.network.layers import GELU, Linear, ReLU
@@ -107,24 +107,24 @@ def linear(D_in, D_out):
 def test_few_rows_are_planned_for_it(device, precision):
     net = with_io(linear(1024, 1024), "float16" if precision == "fp16" else "float32")
     (group,) = make_plan(net, device, KERNELS, Job(precision, 1)).groups
-    assert group.claim.label == "product_few<1024,1024,ReLU>"
+    assert group.claim.label == "gemv<1024,1024,ReLU>"
     assert group.claim.nodes == tuple(node.name for node in net.nodes)  # the Casts at the ends, too
     (group,) = make_plan(net, device, KERNELS, Job(precision, 4096)).groups
-    assert group.claim.kernel != "product_few"
+    assert group.claim.kernel != "gemv"
 
 
 def test_it_is_asked_for_few_rows_only():
     net = linear(512, 512)
-    assert len(list(ProductFew().claims(net, 0, H200, Job("fp16", MOST_ROWS)))) == 1
-    assert not list(ProductFew().claims(net, 0, H200, Job("fp16", MOST_ROWS + 1)))
-    assert not list(ProductFew().claims(net, 0, H200, Job("fp32", 1, loss="mse")))
+    assert len(list(Gemv().claims(net, 0, H200, Job("fp16", MAX_ROWS)))) == 1
+    assert not list(Gemv().claims(net, 0, H200, Job("fp16", MAX_ROWS + 1)))
+    assert not list(Gemv().claims(net, 0, H200, Job("fp32", 1, loss="mse")))
 
 
 def test_no_rows_are_no_launch():
-    (claim,) = ProductFew().claims(linear(64, 64), 0, H200, Job("fp16", 1))
+    (claim,) = Gemv().claims(linear(64, 64), 0, H200, Job("fp16", 1))
     assert claim.facts.at(0).launches == ()
     assert claim.facts.at(1).launches[0].config.overlaps
-    (claim,) = ProductFew().claims(linear(64, 64), 0, A100, Job("fp16", 1))
+    (claim,) = Gemv().claims(linear(64, 64), 0, A100, Job("fp16", 1))
     assert not claim.facts.at(1).launches[0].config.overlaps
 
 
@@ -146,7 +146,7 @@ def test_one_row_is_not_left_to_one_warp(precision, widths):
 def test_a_plan_for_one_row_keeps_its_promises_with_any_number(precision, widths):
     net = random_mlp(*widths)
     engine, x = compile(net, "cuda", precision, batch_hint=1), rows(4097, widths[0])
-    assert "product_few" in {group.claim.kernel for group in engine.plan.groups}
+    assert "gemv" in {group.claim.kernel for group in engine.plan.groups}
     whole = engine(x)
     narrow = "float16" if precision == "tf32" else NAIVE_DTYPE[precision]  # as many digits
     naive = reference.forward(net, x[:300], narrow)

@@ -35,7 +35,7 @@ def rows(net, B):
     return tuple(rng.standard_normal((B, *t.row_shape)).astype(numpy_dtype(t.dtype)) for t in net.inputs.values())
 
 
-def judge(net, xs, got):
+def verify(net, xs, got):
     dtype = net.output.dtype
     assert_error_within(got, reference.forward(net, xs), reference.forward(net, xs, dtype))
 
@@ -44,10 +44,10 @@ def judge(net, xs, got):
 @pytest.mark.parametrize(
     ("kernel", "precision", "dtype", "given"),
     [
-        ("product_few", "fp32", "float32", (40, 33, ReLU())), ("product_few", "fp16", "float16", (48, 24, None)),
-        ("product_few", "fp32", "float32", (36, 36, Tanh(), "own")),
-        ("product_wgmma", "fp16", "float16", (264, 136, ReLU())),
-        ("product_wgmma", "fp32", "float32", (264, 136, GELU())),
+        ("gemv", "fp32", "float32", (40, 33, ReLU())), ("gemv", "fp16", "float16", (48, 24, None)),
+        ("gemv", "fp32", "float32", (36, 36, Tanh(), "own")),
+        ("gemm_sm90", "fp16", "float16", (264, 136, ReLU())),
+        ("gemm_sm90", "fp32", "float32", (264, 136, GELU())),
     ],
 )  # fmt: skip
 def test_emulated(monkeypatch, kernel, precision, dtype, given):
@@ -58,14 +58,14 @@ def test_emulated(monkeypatch, kernel, precision, dtype, given):
     assert [len(claim.nodes) for claim in claims] == list(range(1, len(net.nodes) + 1))
     xs = rows(net, 5)
     got = run_claim(gpu, net, claims[-1], *xs)
-    judge(net, xs, got)
+    verify(net, xs, got)
     assert np.array_equal(run_claim(gpu, net, claims[-1], *(x[2:3] for x in xs)), got[2:3])
 
 
 def test_what_others_read_is_not_taken_along():
     net = network(264, 136, ReLU())
     read = net.replace(outputs=("a", "p"))
-    (few,) = (each for each in KERNELS if each.name == "product_few")
+    (few,) = (each for each in KERNELS if each.name == "gemv")
     assert [claim.nodes for claim in few.claims(read, 0, H200, Job(batch=5))] == [("p",)]
 
 
@@ -94,6 +94,6 @@ def test_on_a_gpu(precision, hint):
         if precision == "tf32":
             np.testing.assert_allclose(got, reference.forward(net, xs), rtol=0.02, atol=0.02)
         else:
-            judge(net, xs, got)
+            verify(net, xs, got)
         for B in (0, 1, 7):
             assert np.array_equal(engine(*(x[:B] for x in xs)), got[:B])

@@ -1,4 +1,4 @@
-"""A Linear of any shape on a GPU: what product and product_mma claim (anywhere), and that they are right (on a GPU)."""
+"""A Linear of any shape on a GPU: what product and gemm_mma claim (anywhere), and that they are right (on a GPU)."""
 
 import dataclasses
 
@@ -10,8 +10,8 @@ from checks import random_mlp, rows
 from onchip.errors import InputError
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.gemm.mma import MmaProduct, ProductMma
-from onchip.kernels.cuda.gemm.simt import FMA_TILES, Product, ProductAlone
+from onchip.kernels.cuda.gemm.mma import GemmMma, MmaProduct
+from onchip.kernels.cuda.gemm.simt import FMA_TILES, GemmSimt, Product
 from onchip.kernels.cuda.gemm.sm90 import split_weight, tf32_weight
 from onchip.kernels.cuda.mma.mma_tile import TILES
 from onchip.network.build import sequential
@@ -20,7 +20,7 @@ from onchip.network.layers import GELU, Clip, LeakyReLU, Linear, Reshape, Softma
 from onchip.network.recipe import materialise
 from onchip.network.types import TensorType, numpy_dtype
 from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 
@@ -35,7 +35,7 @@ def linear(D_in, D_out, *behind, bias=True):
 
 
 def claims_of(net, precision="fp32", start=0, device=H200, kernel=None):
-    return list((kernel or ProductAlone()).claims(net, start, device, Job(precision)))
+    return list((kernel or GemmSimt()).claims(net, start, device, Job(precision)))
 
 
 # -- planning --------------------------------------------------------------------------------------------------
@@ -44,26 +44,26 @@ def claims_of(net, precision="fp32", start=0, device=H200, kernel=None):
 def test_it_takes_what_the_others_have_no_room_for():
     (claim,) = claims_of(linear(10_000, 300, LeakyReLU(0.1), Softmax()))
     assert isinstance(claim, Claim)
-    assert claim.label == "product<10000,300,LeakyReLU>"
+    assert claim.label == "gemm_simt<10000,300,LeakyReLU>"
     assert claim.nodes == ("fc", "behind0")  # a Softmax takes whole rows: it is not a tile's to do
-    assert (claim.price.row_flop, claim.price.row_bytes) == (2 * 300 * 10_000 + 900, 4 * 10_300)
+    assert (claim.cost.row_flop, claim.cost.row_bytes) == (2 * 300 * 10_000 + 900, 4 * 10_300)
     assert claim.weight_bytes == 4 * (300 * 10_000 + 300)
     assert claims_of(linear(72, 64)) == []
-    others = [kernel for kernel in KERNELS if kernel.name != "product_wgmma"]  # which takes it on this chip
+    others = [kernel for kernel in KERNELS if kernel.name != "gemm_sm90"]  # which takes it on this chip
     for precision in PRECISIONS:
         plan = make_plan(linear(10_001, 300), H200, others, Job(precision))
         (kernel,) = (group.claim.kernel for group in plan.groups)
-        assert kernel == "product_mma" or (kernel == "product" and precision == "fp32")
-    (claim,) = claims_of(linear(10_001, 300), "fp16", kernel=ProductMma())
+        assert kernel == "gemm_mma" or (kernel == "gemm_simt" and precision == "fp32")
+    (claim,) = claims_of(linear(10_001, 300), "fp16", kernel=GemmMma())
     assert claim.weight_bytes == 2 * 300 * 10_008 + 4 * 300  # rows of whole units
     assert claims_of(linear(10_001, 300), "fp16") == []
 
 
 def test_it_takes_the_casts_at_the_ends():
     net = with_io(linear(4096, 2048), "float16")
-    (claim,) = claims_of(net, "fp16", kernel=ProductMma())
+    (claim,) = claims_of(net, "fp16", kernel=GemmMma())
     assert claim.nodes == tuple(node.name for node in net.nodes)
-    assert claim.price.row_bytes == 2 * (4096 + 2048)
+    assert claim.cost.row_bytes == 2 * (4096 + 2048)
 
 
 def test_what_it_refuses():
@@ -71,27 +71,27 @@ def test_what_it_refuses():
     (refusal,) = claims_of(net, device=dataclasses.replace(H200, arch="sm_70"))
     assert isinstance(refusal, Refusal)
     assert "not sm_70" in refusal.why
-    (refusal,) = ProductAlone().claims(net, 0, H200, Job(loss="mse"))
+    (refusal,) = GemmSimt().claims(net, 0, H200, Job(loss="mse"))
     assert "forward only" in refusal.why
 
 
 def test_an_estimate_knows_that_the_kernel_is_slower_than_the_chip():
-    half, whole = Price(10**9, 4, rate=0.5), Price(10**9, 4)
+    half, whole = Cost(10**9, 4, rate=0.5), Cost(10**9, 4)
     assert half.floor_us(H200, "fp32", 1000) == whole.floor_us(H200, "fp32", 1000)
     work = whole.estimate_us(H200, "fp32", 1000) - H200.graph_launch_us
     assert half.estimate_us(H200, "fp32", 1000) == pytest.approx(2 * work + H200.graph_launch_us)
     (many,), (few,) = claims_of(linear(10_000, 512)), claims_of(linear(10_000, 3))
-    assert few.price.rate < many.price.rate < FMA_TILES[0].rate  # columns, and multiprocessors, with nothing to do
+    assert few.cost.rate < many.cost.rate < FMA_TILES[0].rate  # columns, and multiprocessors, with nothing to do
 
 
 def test_layers_that_leave_room_for_one_warp_are_products():
     """mlp_fused would keep a row of 4,096 and one of 2,048 on the chip for each of 8 rows: three schedulers idle."""
     plan = make_plan(random_mlp(4096, 2048, 1024, 2), H200, KERNELS, Job(batch=1 << 14))
-    assert plan.groups[0].claim.label == "product_wgmma<4096,2048,ReLU>"
+    assert plan.groups[0].claim.label == "gemm_sm90<4096,2048,ReLU>"
     plan = make_plan(random_mlp(4096, 2048, 1024, 2), A100, KERNELS, Job(batch=1 << 14))
-    assert plan.groups[0].claim.label == "product_mma<4096,2048,ReLU>"
+    assert plan.groups[0].claim.label == "gemm_mma<4096,2048,ReLU>"
     plan = make_plan(random_mlp(4096, 2048, 1024, 2), RTX_4060_LAPTOP, KERNELS, Job(batch=1 << 14))
-    assert plan.groups[0].claim.label == "product<4096,2048,ReLU>", "three products of tf32 take longer there"
+    assert plan.groups[0].claim.label == "gemm_simt<4096,2048,ReLU>", "three products of tf32 take longer there"
 
 
 def test_tiles_are_chosen_by_the_sizes():
@@ -132,7 +132,7 @@ def test_sizes_and_activations_cost_no_compilation():
 )
 def test_weights_are_kept_as_the_cores_want_them(precision, dtype):
     net = linear(8192, 2048)
-    (claim,) = claims_of(net, precision, kernel=ProductMma())
+    (claim,) = claims_of(net, precision, kernel=GemmMma())
     made = materialise(claim.recipes["weight"], net.weights)
     given = net.weights["fc.weight"]
     want = {"fp32": split_weight, "tf32": tf32_weight}.get(precision, lambda each: each.astype(numpy_dtype(dtype)))(
@@ -144,7 +144,7 @@ def test_weights_are_kept_as_the_cores_want_them(precision, dtype):
 
 def test_a_weight_that_is_too_large_is_an_error():
     net = linear(8192, 2048)
-    (claim,) = claims_of(net, "fp16", kernel=ProductMma())
+    (claim,) = claims_of(net, "fp16", kernel=GemmMma())
     with pytest.raises(InputError, match="too large for float16"):
         materialise(claim.recipes["weight"], {"fc.weight": np.float32(1e8) * net.weights["fc.weight"]})
 
@@ -154,14 +154,14 @@ def test_a_weight_that_is_too_large_is_an_error():
 
 @pytest.fixture
 def without_wgmma(monkeypatch):
-    """product_wgmma takes most products on a Hopper: leave them to the others."""
-    monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in cuda.KERNELS if k.name != "product_wgmma"))
+    """gemm_sm90 takes most products on a Hopper: leave them to the others."""
+    monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in cuda.KERNELS if k.name != "gemm_sm90"))
 
 
-def judge(net, x, precision):
+def verify(net, x, precision):
     """Compile, run, and hold against the float64 reference with the naive run as a yardstick."""
     engine = onchip.compile(net, "cuda", precision)
-    assert {"product", "product_mma"} & {group.claim.kernel for group in engine.plan.groups}
+    assert {"gemm_simt", "gemm_mma"} & {group.claim.kernel for group in engine.plan.groups}
     got = engine(x)
     truth = reference.forward(net, x)
     naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
@@ -179,7 +179,7 @@ def judge(net, x, precision):
 )
 def test_right_in_every_precision(precision, D_in, D_out, B):
     net, x = linear(D_in, D_out, GELU()), rows(B, D_in)
-    engine, whole = judge(net, x, precision)
+    engine, whole = verify(net, x, precision)
     for first, count in ((0, 1), (B // 2, 7), (B // 3, B // 3)):
         assert np.array_equal(engine(x[first : first + count]), whole[first : first + count])
 
@@ -190,7 +190,7 @@ def test_right_in_every_precision(precision, D_in, D_out, B):
 @pytest.mark.parametrize("io", ["float16", "bfloat16"])
 def test_rows_in_half_precision(precision, io):
     net = with_io(linear(8201, 260, Clip(-1, 1.5), bias=False), io)
-    _, got = judge(net, rows(200, 8201).astype(numpy_dtype(io)), precision)
+    _, got = verify(net, rows(200, 8201).astype(numpy_dtype(io)), precision)
     assert got.dtype == numpy_dtype(io)
 
 
@@ -199,7 +199,7 @@ def test_rows_in_half_precision(precision, io):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_an_mlp_too_wide_for_the_chip(precision):
     net = random_mlp(2047, 4097, 1023, 10, output="Softmax")
-    judge(net, rows(500, 2047), precision)
+    verify(net, rows(500, 2047), precision)
 
 
 @pytest.mark.usefixtures("without_wgmma")
@@ -208,7 +208,7 @@ def test_an_mlp_too_wide_for_the_chip(precision):
 def test_rows_beside_the_batch_axis(precision):
     weights = {"a.weight": rows(30, 9001, seed=3) / np.float32(95)}
     net = sequential(TensorType(("B", 27_003)), [("split", Reshape((3, 9001))), ("a", Linear())], weights)
-    judge(net, rows(33, 27_003), precision)
+    verify(net, rows(33, 27_003), precision)
 
 
 @pytest.mark.gpu

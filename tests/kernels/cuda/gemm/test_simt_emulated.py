@@ -58,7 +58,7 @@ def test_odd_shapes_in_fp32(gpu, monkeypatch, tile, M, N, K):
     x, w, bias = rows(M, K), rows(N, K, seed=2), rows(1, N, seed=3)[0]
     got = run(gpu, Product(M, N, K, "fp32"), x, w, bias)
     truth = x.astype(float) @ w.T.astype(float) + bias
-    assert_error_within(got, truth, yardstick=x @ w.T + bias)
+    assert_error_within(got, truth, baseline=x @ w.T + bias)
 
 
 @pytest.mark.parametrize("K", [PART, PART + 1, 3 * PART, 3001])
@@ -72,7 +72,7 @@ def test_long_sums_in_fp32(gpu, monkeypatch, K):
         monkeypatch.undo()
         gpu = emulated_gpu(monkeypatch)
     first, *others = tiles.values()
-    assert_error_within(first, truth, yardstick=naive)
+    assert_error_within(first, truth, baseline=naive)
     assert all(np.array_equal(first, other) for other in others)
 
 
@@ -155,4 +155,4 @@ def test_every_tile_makes_the_same_bits(gpu, precision):
     some = MmaProduct(9, 75, 201, precision)
     assert np.array_equal(run(gpu, some, x[50:59], multiplied(w, some), tile=TILES[-1]), first[50:59])
     if precision == "fp32":
-        assert_error_within(first, x.astype(float) @ w.T.astype(float), yardstick=x @ w.T)
+        assert_error_within(first, x.astype(float) @ w.T.astype(float), baseline=x @ w.T)

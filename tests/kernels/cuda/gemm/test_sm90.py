@@ -1,4 +1,4 @@
-"""product_wgmma: every tile and precision, odd shapes, edges. On the host, then on a GPU."""
+"""gemm_sm90: every tile and precision, odd shapes, edges. On the host, then on a GPU."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ from onchip.kernels.cuda.gemm.pad_rows import pad_rows, padded, padded_rows
 from onchip.kernels.cuda.gemm.sm90 import (
     CLUSTER_TILES,
     TILES,
+    GemmSm90Lowering,
     WgmmaLowering,
-    WgmmaProduct,
     split_weight,
     tf32_weight,
 )
@@ -83,7 +83,7 @@ def test_every_tile(gpu, monkeypatch, tile, precision, given, made):
     monkeypatch.setattr(module, "TILES", (tile,))
     M, N, K = tile.height + 9, 2 * tile.BN + 8, 88
     x, w, bias = rows(M, K), rows(N, K, seed=2), rows(1, N, seed=3)[0]
-    product = WgmmaProduct(M, N, K, precision, (given, made), ReLU())
+    product = GemmSm90Lowering(M, N, K, precision, (given, made), ReLU())
     if tile.is_turned and not product.turns:
         pytest.skip("16 bits of x and y are turned")
     assert not product.why_not()
@@ -98,7 +98,7 @@ def test_every_tile(gpu, monkeypatch, tile, precision, given, made):
 @pytest.mark.parametrize(("precision", "given", "made"), CASES)
 def test_odd_shapes(gpu, precision, given, made, M, N, K):
     x, w = rows(M, K), rows(N, K, seed=2)
-    got = run(gpu, WgmmaProduct(M, N, K, precision, (given, made)), x, w).astype(float)
+    got = run(gpu, GemmSm90Lowering(M, N, K, precision, (given, made)), x, w).astype(float)
     exact = rounded(x, precision, given) @ rounded(w, precision).T
     eps = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}[made]
     assert np.abs(got - exact).max() <= eps * np.abs(exact).max()
@@ -110,7 +110,7 @@ def test_sums_in_parts(gpu, precision, given, made):
     """Many rows: a block makes the parts one after the other."""
     M, N, K = 300, 70, 520
     x, w = rows(M, K), rows(N, K, seed=2)
-    product = WgmmaProduct(M, N, K, precision, (given, made), parts=2)
+    product = GemmSm90Lowering(M, N, K, precision, (given, made), parts=2)
     assert product.cut(UNITS)[1] == "ALONE"
     got = run(gpu, product, x, w).astype(float)
     exact = rounded(x, precision, given) @ rounded(w, precision).T
@@ -124,9 +124,9 @@ def test_sums_in_parts(gpu, precision, given, made):
 @pytest.mark.parametrize("activation", [ReLU(), GELU()], ids=str)
 def test_sums_of_a_cluster(gpu, monkeypatch, tile, M, N, activation):
     """Of one block, which adds up its own part: as many as run at a time here."""
-    monkeypatch.setattr(WgmmaProduct, "cut", lambda product, units: (tile, "TOGETHER"))
+    monkeypatch.setattr(GemmSm90Lowering, "cut", lambda product, units: (tile, "TOGETHER"))
     x, w, bias = rows(M, 136), rows(N, 136, seed=2), rows(1, N, seed=3)[0]
-    got = run(gpu, WgmmaProduct(M, N, 136, "fp16", ("float16", "float16"), activation), x, w, bias).astype(float)
+    got = run(gpu, GemmSm90Lowering(M, N, 136, "fp16", ("float16", "float16"), activation), x, w, bias).astype(float)
     net = sequential(TensorType(("B", N)), [("f", activation)], {})
     exact = reference.forward(net, rounded(x, "fp16") @ rounded(w, "fp16").T + bias)
     assert np.abs(got - exact).max() <= 1e-3 * np.abs(exact).max()
@@ -135,17 +135,17 @@ def test_sums_of_a_cluster(gpu, monkeypatch, tile, M, N, activation):
 def test_short_sums_have_large_tiles():
     """A tile takes time to begin and to end: with few slices of k, fewer tiles take less."""
     for M, N, K, is_turned in ((2_359_296, 32, 32, True), (4_194_304, 16, 144, True), (1024, 64, 288, False)):
-        tile, _ = WgmmaProduct(M, N, K, "fp16", ("float16", "float16")).cut(H200.units)
-        assert (tile.is_turned, tile.teams) == ((True, 2) if is_turned else (False, 1))
-    assert WgmmaProduct(8192, 8192, 8192, "fp16", ("float16", "float16")).rate(H200.units) > 0.9
+        tile, _ = GemmSm90Lowering(M, N, K, "fp16", ("float16", "float16")).cut(H200.units)
+        assert (tile.is_turned, tile.warpgroups) == ((True, 2) if is_turned else (False, 1))
+    assert GemmSm90Lowering(8192, 8192, 8192, "fp16", ("float16", "float16")).rate(H200.units) > 0.9
 
 
 def test_when_sums_are_made_in_parts():
-    few, many = WgmmaProduct(16, 1024, 4096, "fp16"), WgmmaProduct(65536, 1024, 4096, "fp16")
+    few, many = GemmSm90Lowering(16, 1024, 4096, "fp16"), GemmSm90Lowering(65536, 1024, 4096, "fp16")
     assert few.splits_well(132) == 4
-    assert many.splits_well(132) == WgmmaProduct(16, 1024, 64, "fp16").splits_well(132) == 1
-    assert WgmmaProduct(16, 8192, 4096, "fp16").splits_well(132) == 1  # tiles enough
-    together = WgmmaProduct(16, 1024, 4096, "fp16", parts=4)
+    assert many.splits_well(132) == GemmSm90Lowering(16, 1024, 64, "fp16").splits_well(132) == 1
+    assert GemmSm90Lowering(16, 8192, 4096, "fp16").splits_well(132) == 1  # tiles enough
+    together = GemmSm90Lowering(16, 1024, 4096, "fp16", parts=4)
     launch = together.launch(132, Input(0), Input(1), Int64(0), Output(0))
     assert (launch.config.grid[0], launch.config.cluster) == (128, 4)
 
@@ -153,14 +153,14 @@ def test_when_sums_are_made_in_parts():
 @needs_gxx
 def test_fp32_is_as_exact_as_float32(gpu):
     x, w = rows(70, 520), rows(40, 520, seed=2)
-    got = run(gpu, WgmmaProduct(70, 40, 520, "fp32"), x, w)
-    assert_error_within(got, x.astype(float) @ w.T.astype(float), yardstick=x @ w.T)
+    got = run(gpu, GemmSm90Lowering(70, 40, 520, "fp32"), x, w)
+    assert_error_within(got, x.astype(float) @ w.T.astype(float), baseline=x @ w.T)
 
 
 @needs_gxx
 def test_other_activations(gpu):
     x, w = rows(10, 32), rows(40, 32, seed=2)
-    got = run(gpu, WgmmaProduct(10, 40, 32, "fp32", activation=GELU()), x, w)
+    got = run(gpu, GemmSm90Lowering(10, 40, 32, "fp32", activation=GELU()), x, w)
     net = sequential(TensorType(("B", 32)), [("a", Linear()), ("g", GELU())], {"a.weight": w})
     exact = reference.forward(net, x)
     assert np.abs(got - exact).max() <= 2e-6 * np.abs(exact).max()
@@ -214,11 +214,11 @@ def test_padded_rows(gpu, M, row_bytes):
 @pytest.mark.parametrize(
     ("product", "word"),
     [
-        (WgmmaProduct(8, 8, 12, "fp16", ("float16", "float16")), "12 numbers of x"),
-        (WgmmaProduct(8, 8, 12, "bf16"), "12 numbers of w"),
-        (WgmmaProduct(8, 8, 6, "fp32"), "6 numbers"),
-        (WgmmaProduct(8, 8, 64, "fp32", ("float16", "float32")), "not float16"),
-        (WgmmaProduct(8, 8, 64, "bf16", ("float16", "float32")), "not float16"),
+        (GemmSm90Lowering(8, 8, 12, "fp16", ("float16", "float16")), "12 numbers of x"),
+        (GemmSm90Lowering(8, 8, 12, "bf16"), "12 numbers of w"),
+        (GemmSm90Lowering(8, 8, 6, "fp32"), "6 numbers"),
+        (GemmSm90Lowering(8, 8, 64, "fp32", ("float16", "float32")), "not float16"),
+        (GemmSm90Lowering(8, 8, 64, "bf16", ("float16", "float32")), "not float16"),
     ],
 )
 def test_what_it_does_not_take(product, word):
@@ -227,7 +227,7 @@ def test_what_it_does_not_take(product, word):
 
 def test_every_part_of_a_sum_has_slices():
     for slices in range(1, 200):
-        parts = WgmmaProduct(7, 256, slices * 64, "fp16").splits_well(H200.units)
+        parts = GemmSm90Lowering(7, 256, slices * 64, "fp16").splits_well(H200.units)
         assert (parts - 1) * -(-slices // parts) < slices
 
 
@@ -240,9 +240,9 @@ def engine_of(N, K, precision, io, layers=(), bias=True, batch_hint=1024):
         weights["a.bias"] = rows(1, N, seed=3)[0]
     net = sequential(TensorType(("B", K)), [("a", Linear()), *layers], weights)
     with pytest.MonkeyPatch.context() as patch:  # whatever is estimated to be faster
-        patch.setattr(cuda, "KERNELS", tuple(k for k in cuda.KERNELS if k.name not in ("product_mma", "product_few")))
+        patch.setattr(cuda, "KERNELS", tuple(k for k in cuda.KERNELS if k.name not in ("gemm_mma", "gemv")))
         engine = compile(net, "cuda", precision, io=io, batch_hint=batch_hint)
-    assert "product_wgmma" in {group.claim.kernel for group in engine.plan.groups}, str(engine.plan)
+    assert "gemm_sm90" in {group.claim.kernel for group in engine.plan.groups}, str(engine.plan)
     return net, engine
 
 
@@ -255,7 +255,7 @@ def rows_of_tf32():
 
 @needs_gxx
 def test_rows_of_tf32_are_rounded(gpu):
-    x, product = rows_of_tf32(), WgmmaProduct(300, 1, 32, "tf32")
+    x, product = rows_of_tf32(), GemmSm90Lowering(300, 1, 32, "tf32")
     for k in range(0, 32, 7):
         one = np.zeros((1, 32), np.float32)
         one[0, k] = 1
@@ -283,11 +283,9 @@ def test_layers_on_a_gpu(precision, io, eps, N, K):
 @pytest.mark.parametrize(("N", "K"), [(1024, 4096), (1001, 2056), (300, 2048)])
 def test_few_rows_on_a_gpu(monkeypatch, precision, io, eps, N, K):
     """Clusters share the sums; with more rows a block makes all parts, with the same bits."""
-    monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in cuda.KERNELS if k.name != "product_few"))
+    monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in cuda.KERNELS if k.name != "gemv"))
     net, engine = engine_of(N, K, precision, io, [("r", ReLU())], batch_hint=16)
-    (facts,) = (
-        g.claim.facts for g in engine.plan.groups if g.claim.kernel == "product_wgmma"
-    )  # a Cast may be before it
+    (facts,) = (g.claim.facts for g in engine.plan.groups if g.claim.kernel == "gemm_sm90")  # a Cast may be before it
     assert facts.parts > 1
     x = rows(3000, K).astype(numpy_dtype(engine.input.dtype))
     exact = reference.forward(net, x.astype(np.float32))
@@ -302,7 +300,7 @@ def test_fp32_on_a_gpu_is_as_exact_as_float32():
     net, engine = engine_of(512, 4096, "fp32", "")
     x = rows(2000, 4096)
     w, bias = net.weights["a.weight"], net.weights["a.bias"]
-    assert_error_within(engine(x), reference.forward(net, x), yardstick=x @ w.T + bias)
+    assert_error_within(engine(x), reference.forward(net, x), baseline=x @ w.T + bias)
 
 
 @pytest.mark.gpu
@@ -313,5 +311,5 @@ def test_rows_of_tf32_are_rounded_on_a_gpu():
     one[np.arange(64), 32 * np.arange(64) + np.arange(64) % 32] = 1
     net = sequential(TensorType(("B", 32 * 64)), [("y", Linear())], {"y.weight": one})
     engine = compile(net, "cuda", "tf32", batch_hint=1 << 20)
-    assert [group.claim.kernel for group in engine.plan.groups] == ["product_wgmma"]
+    assert [group.claim.kernel for group in engine.plan.groups] == ["gemm_sm90"]
     assert np.array_equal(engine(x), np.tile(round_tf32(x[:, :32]), (1, 2)))

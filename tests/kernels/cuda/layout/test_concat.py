@@ -10,7 +10,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from layer_cases import CASES
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.layout.concat import WeaveAlone
+from onchip.kernels.cuda.layout.concat import ConcatKernel
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Identity, Interleave
 from onchip.network.types import TensorType, numpy_dtype
@@ -41,9 +41,9 @@ def assert_woven(gpu, net, B):
     xs = values(net, B)
     truth = reference.forward(net, xs).astype(numpy_dtype(net.types["y"].dtype))
     start = len(net.inputs)
-    claims = list(WeaveAlone().claims(net, start, H200, Job()))
+    claims = list(ConcatKernel().claims(net, start, H200, Job()))
     for claim in claims:
-        is_last = bool(claim.gives)
+        is_last = bool(claim.writes)
         there = [np.ascontiguousarray(np.moveaxis(x, 1, -1) if is_last else x) for x in xs]
         read = [there[int(name[1:])] for name in dict.fromkeys(net.nodes[start].inputs)]
         there_y = gpu.upload(np.full(truth.nbytes + 64, 77, np.uint8))
@@ -98,14 +98,14 @@ def test_both_layouts_are_offered_inside_a_network(monkeypatch):
     assert assert_woven(gpu, together(Concat(1), [(2, 4, 5)] * 11), 3) == 2  # more than a launch takes
     at_the_ends = together(Concat(1), [(3, 4, 5), (2, 4, 5)]).replace(outputs=("y",))
     plan = make_plan(at_the_ends, H200, KERNELS, Job("bf16"))
-    assert [group.claim.label for group in plan.groups] == ["weave<Concat,2>"]
+    assert [group.claim.label for group in plan.groups] == ["concat<Concat,2>"]
     assert not plan.groups[0].claim.has_layouts
 
 
 @needs_gxx
 def test_what_stays_together_is_moved_in_long_words(monkeypatch):
     def words(net):
-        (claim, *_) = WeaveAlone().claims(net, len(net.inputs), H200, Job())
+        (claim, *_) = ConcatKernel().claims(net, len(net.inputs), H200, Job())
         return {launch.program.name_expression for launch in claim.facts.at(8).launches}
 
     assert words(together(Concat(1), [(2, 6), (4, 6)])) == {"concat<uint4, u32>"}

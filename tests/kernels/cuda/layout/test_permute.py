@@ -13,11 +13,11 @@ from emulated_engine import claims_of, run_claim
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.common.fast_divide import parts
 from onchip.kernels.cuda.layout.permute import (
-    MOST_AXES,
-    MOST_LINES,
+    MAX_AXES,
+    MAX_LINES,
     SLOTS,
     TILE,
-    PermuteAlone,
+    PermuteKernel,
     PermuteLowering,
     box_for,
     merge_axes,
@@ -121,7 +121,7 @@ def test_a_box_has_room_and_is_well_used():
         R, C = box_for(Na, Nb)
         assert R * C <= TILE
         assert R * (C | 1) <= SLOTS
-        assert max(R, C) <= MOST_LINES
+        assert max(R, C) <= MAX_LINES
         assert all(N % 4 or each % 4 == 0 for N, each in ((Na, R), (Nb, C))), "aligned pieces"
         used = Na * Nb / (-(-Na // R) * -(-Nb // C) * TILE)
         assert used > 0.25 or Na * Nb < TILE or min(Na, Nb) < 3, (Na, Nb, R, C)
@@ -133,7 +133,7 @@ def test_a_value_goes_to_another_layout_and_back(monkeypatch, row_shape):
     gpu = emulated_gpu(monkeypatch)
     net = sequential(TensorType(("B", *row_shape)), [("r", ReLU()), ("s", ReLU())], {})
     there, back = (
-        PermuteAlone().conversion(net, "r", *layouts, H200, Job())
+        PermuteKernel().conversion(net, "r", *layouts, H200, Job())
         for layouts in ((ROWS, CHANNELS_LAST), (CHANNELS_LAST, ROWS))
     )
     x = np.random.default_rng(0).standard_normal((9, *row_shape), dtype=np.float32)
@@ -151,8 +151,8 @@ def test_a_cast_goes_to_another_layout_and_back(monkeypatch, given, made):
     net = Network({"x": TensorType(("B", 3, 4, 6), given)}, tuple(nodes), ("s",), {})
     x = np.random.default_rng(0).standard_normal((9, 3, 4, 6), dtype=np.float32).astype(numpy_dtype(given))
     there, back = claims_of(net, "permute", start=1)
-    assert (there.layout_read("r"), dict(there.gives)) == (ROWS, {"c": CHANNELS_LAST})
-    assert (back.layout_read("r"), dict(back.gives)) == (CHANNELS_LAST, {})
+    assert (there.layout_read("r"), dict(there.writes)) == (ROWS, {"c": CHANNELS_LAST})
+    assert (back.layout_read("r"), dict(back.writes)) == (CHANNELS_LAST, {})
     for claim in (there, back):
         assert np.array_equal(run_claim(gpu, net, claim, x), x.astype(numpy_dtype(made)))
 
@@ -160,7 +160,7 @@ def test_a_cast_goes_to_another_layout_and_back(monkeypatch, given, made):
 def test_a_cast_at_an_end_lies_in_rows_there():
     net = sequential(TensorType(("B", 3, 4, 6)), [("c", Cast("float16")), ("s", ReLU()), ("d", Cast("float32"))], {})
     (first,), (last,) = claims_of(net, "permute"), claims_of(net, "permute", start=2)
-    assert first.gives == {"c": CHANNELS_LAST}
+    assert first.writes == {"c": CHANNELS_LAST}
     assert last.layout_read("s") == CHANNELS_LAST
 
 
@@ -171,11 +171,11 @@ def test_nothing_to_move_is_no_launch():
 def test_a_network_with_a_permute_is_planned():
     plan = make_plan(one((3, 5, 7), (0, 3, 2, 1)), H200, KERNELS, Job("fp16"))
     assert [group.claim.label for group in plan.groups] == ["permute<0,3,2,1>"]
-    assert plan.groups[0].claim.price.row_bytes == 2 * 4 * 105
+    assert plan.groups[0].claim.cost.row_bytes == 2 * 4 * 105
     many = one((2,) * 8, (0, 8, 7, 6, 5, 4, 3, 2, 1))
-    (refusal,) = PermuteAlone().claims(many, 0, H200, Job())
+    (refusal,) = PermuteKernel().claims(many, 0, H200, Job())
     assert isinstance(refusal, Refusal)
-    assert f"up to {MOST_AXES} axes" in refusal.why
+    assert f"up to {MAX_AXES} axes" in refusal.why
 
 
 @pytest.mark.gpu

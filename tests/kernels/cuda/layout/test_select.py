@@ -75,7 +75,7 @@ def test_rows_are_resized(monkeypatch):
         for claim in claims_of(net, "resize", start=1):
             x = np.random.default_rng(0).standard_normal((5, *row)).astype(np.float32)
             got = run_claim(gpu, net, claim, x)
-            assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+            assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
             assert np.array_equal(run_claim(gpu, net, claim, x[3:4]), got[3:4])
             # As a thread makes them of many rows: several places, one after the other.
             many = replace(claim, facts=replace(claim.facts, units=0))
@@ -99,6 +99,6 @@ def test_all_of_them_on_a_gpu(dtype):
             truth = reference.forward(net, x)
             if isinstance(layer, LinearResize):
                 got = engine(x).astype(np.float64)
-                assert_error_within(got, truth, yardstick=reference.forward(net, x, dtype))
+                assert_error_within(got, truth, baseline=reference.forward(net, x, dtype))
             else:
                 assert np.array_equal(engine(x), truth.astype(numpy_dtype(dtype)))

@@ -12,7 +12,7 @@ from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda.common.program import LaunchConfig
 from onchip.kernels.cuda.mlp import fused as mlp_fused
 from onchip.kernels.cuda.mlp.fused import ARCHITECTURES, MlpFused, chunks, layer_floats, shared_bytes, strides
-from onchip.kernels.cuda.mlp.tensor_core import MlpTensor
+from onchip.kernels.cuda.mlp.tensor_core import MlpTensorCore
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
 from onchip.network.io import with_io
@@ -65,7 +65,7 @@ def test_claim_for_an_h200():
     assert claim.nodes == ("fc1", "relu1", "fc2", "relu2", "fc3")
     assert claim.why == "fits: 149 of 227 KiB"
     assert claim.fast_bytes == (8960 + 12 * 32 * 76) * 4 == 152_576  # the sum in the kernel's header
-    assert (claim.price.row_bytes, claim.price.row_flop, claim.price.fixed_bytes) == (304, 17_920 + 128, 35_840)
+    assert (claim.cost.row_bytes, claim.cost.row_flop, claim.cost.fixed_bytes) == (304, 17_920 + 128, 35_840)
     assert claim.facts.program.name_expression == (
         "mlp_fused<float, float, 32, 12, 8960, 152576, NoNormaliser, Dense<72, 64, ReLU, false, true>, "
         "Dense<64, 64, ReLU, false, true>, Dense<64, 4, Identity, false, true>>"
@@ -124,8 +124,8 @@ def test_in_other_precisions_only_what_mlp_tensor_cannot_take():
     claim = claim_of(random_mlp(*DIGITS), job=Job("fp16"))
     assert claim.nodes == ("fc1", "relu1")
     assert "in fp32: for fp16 it does not fit: weights take 503,040 B" in claim.why
-    plan = make_plan(random_mlp(*DIGITS), H200, [MlpTensor(), MlpFused()], Job("fp16"))
-    assert [group.claim.kernel for group in plan.groups] == ["mlp_fused", "mlp_tensor"]
+    plan = make_plan(random_mlp(*DIGITS), H200, [MlpTensorCore(), MlpFused()], Job("fp16"))
+    assert [group.claim.kernel for group in plan.groups] == ["mlp_fused", "mlp_tensor_core"]
 
 
 def test_nothing_to_say_about_other_layers():
@@ -145,7 +145,7 @@ def test_linear_over_vectors_has_more_rows_than_the_batch():
     assert claim.nodes == tuple(node.name for node in net.nodes)
     assert claim.facts.count(10) == 40
     assert claim.facts.launch_config(10).grid == (2, 1, 1)
-    assert claim.price.row_bytes == (20 + 8) * 4
+    assert claim.cost.row_bytes == (20 + 8) * 4
 
 
 @pytest.mark.parametrize("tile_rows", mlp_fused.ROWS)
@@ -171,7 +171,7 @@ def test_every_choice_fits(name, device):
     claim = claim_of(random_mlp(*widths, **options), device)
     tiling, chain = claim.facts.tiling, claim.facts.chain
     assert claim.fast_bytes == shared_bytes(chain, tiling) <= device.fast_bytes
-    assert 1 <= tiling.warps <= mlp_fused.MOST_WARPS
+    assert 1 <= tiling.warps <= mlp_fused.MAX_WARPS
     assert claim.facts.budget.registers * 32 * tiling.warps <= 65536
 
 
@@ -278,7 +278,7 @@ def test_forward_is_right_and_has_the_same_bits_whatever_the_batch(name, backend
     net, x = random_mlp(*widths, **options), rows(12800, widths[0])
     run = runner(backend, net)
     whole = run(x)
-    assert_error_within(whole, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(whole, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
     for B in (1, 2, 7, 127, 128, 129, 1000):
         assert np.array_equal(run(x[:B]), whole[:B]), f"B = {B}"
     assert np.array_equal(run(x[313:320]), whole[313:320])  # nor on the place in the batch
@@ -303,7 +303,7 @@ def test_rows_in_half_precision(io, backend):
 def test_rows_beside_the_batch_axis(backend):
     net, x = vectors_net(), rows(333, 20)
     got = runner(backend, net)(x)
-    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert_error_within(got, reference.forward(net, x), baseline=reference.forward(net, x, "float32"))
 
 
 @pytest.mark.gpu
@@ -332,7 +332,7 @@ def test_two_groups_hand_a_value_over(backend):
     backend.bind(plan).run({"x": x}, got, 100)
     truth, naive = reference.forward_all(net, x), reference.forward_all(net, x, "float32")
     for name in got:
-        assert_error_within(got[name], truth[name], yardstick=naive[name])
+        assert_error_within(got[name], truth[name], baseline=naive[name])
 
 
 @pytest.mark.gpu

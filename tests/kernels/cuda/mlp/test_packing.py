@@ -1,4 +1,4 @@
-"""Where mlp_tensor's host puts each weight, held against what the kernel's lanes do with it."""
+"""Where mlp_tensor_core's host puts each weight, held against what the kernel's lanes do with it."""
 
 import numpy as np
 import pytest

@@ -99,7 +99,7 @@ def test_what_it_does_not_take(pair, word):
 def test_many_rows_are_worth_it():
     """As measured: with 4,096 rows two launches take half as long, with 16,384 one is done sooner."""
     net = mlp(256, 1024, 256, activation="GELU")
-    for B, kernels in ((4096, ["product_wgmma"] * 2), (16_384, ["mlp_pair"])):
+    for B, kernels in ((4096, ["gemm_sm90"] * 2), (16_384, ["mlp_pair"])):
         plan = make_plan(with_io(net, "float16"), H200, cuda.KERNELS, Job("fp16", B))
         assert [group.claim.kernel for group in plan.groups] == kernels
 
@@ -111,7 +111,7 @@ def test_many_rows_are_worth_it():
 @pytest.mark.parametrize(("precision", "io"), [("fp16", "fp16"), ("bf16", "bf16")])
 @pytest.mark.parametrize(("K", "H", "N"), [(256, 1024, 256), (384, 512, 200), (72, 1000, 65)])
 def test_layers_on_a_gpu(monkeypatch, precision, io, K, H, N):
-    others = ("product", "product_few", "product_mma", "product_wgmma", "mlp_tensor")
+    others = ("gemm_simt", "gemv", "gemm_mma", "gemm_sm90", "mlp_tensor_core")
     monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in cuda.KERNELS if k.name not in others))
     u, w, a, b = weights(K, H, N)
     given = {"a.weight": u, "b.weight": w, "a.bias": a, "b.bias": b}
@@ -123,7 +123,7 @@ def test_layers_on_a_gpu(monkeypatch, precision, io, K, H, N):
     naive = reference.forward(net, x.astype(np.float32), "float16") if precision == "fp16" else None
     exact = reference.forward(net, x.astype(np.float32))
     if naive is not None:
-        assert_error_within(got.astype(float), exact, yardstick=naive.astype(float))
+        assert_error_within(got.astype(float), exact, baseline=naive.astype(float))
     assert np.abs(got.astype(float) - exact).max() <= {"fp16": 2e-3, "bf16": 1.6e-2}[precision] * np.abs(exact).max()
     for first, count in ((0, 1), (17, 7), (500, 64), (130, 1100)):  # the same bits
         assert np.array_equal(engine(x[first : first + count]), got[first : first + count])

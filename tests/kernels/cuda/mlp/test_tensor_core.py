@@ -10,8 +10,8 @@ from checks import random_mlp, rows
 from onchip.kernels import reference
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import LaunchConfig
-from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
-from onchip.kernels.cuda.mlp.tensor_core import MlpTensor
+from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor_core
+from onchip.kernels.cuda.mlp.tensor_core import MlpTensorCore
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import sequential
 from onchip.network.graph import Network, Node
@@ -29,13 +29,13 @@ IO = ("float32", "float16", "bfloat16")
 
 
 def claim_of(net, device=H200, precision="fp16", B=Job.batch):
-    (claim,) = MlpTensor().claims(net, 0, device, Job(precision, B))
+    (claim,) = MlpTensorCore().claims(net, 0, device, Job(precision, B))
     assert isinstance(claim, Claim), claim
     return claim
 
 
 def refusal_of(net, device=H200, job=None):
-    (refusal,) = MlpTensor().claims(net, 0, device, job or Job("fp16"))
+    (refusal,) = MlpTensorCore().claims(net, 0, device, job or Job("fp16"))
     assert isinstance(refusal, Refusal), refusal
     return refusal.why
 
@@ -45,14 +45,14 @@ def refusal_of(net, device=H200, job=None):
 
 def test_claim_for_an_h200():
     claim = claim_of(with_io(random_mlp(*DECODE, bias=False), "float16"))
-    assert claim.label == "mlp_tensor<72,64,64,4,ReLU>"
+    assert claim.label == "mlp_tensor_core<72,64,64,4,ReLU>"
     assert claim.nodes == ("x.float32", "fc1", "relu1", "fc2", "relu2", "fc3.float32", "fc3")  # with both Casts
     assert claim.why == "fits: 91 of 227 KiB, rows in fp16"
     assert claim.weight_bytes == (80 * 64 + 64 * 64 + 64 * 8) * 2 == 19_456
     assert claim.fast_bytes == 19_456 + 16 * 2 * 16 * 144  # two tiles of 16 rows in flight for each of 16 warps
-    assert (claim.price.row_bytes, claim.price.row_flop) == (152, 17_920 + 128)
+    assert (claim.cost.row_bytes, claim.cost.row_flop) == (152, 17_920 + 128)
     assert claim.facts.program.name_expression == (
-        "mlp_tensor<Fp16, ByWgmma, f16, f16, 1, 16, 2, 19456, NoNormaliser, Dense<72, 64, ReLU, false>, "
+        "mlp_tensor_core<Fp16, ByWgmma, f16, f16, 1, 16, 2, 19456, NoNormaliser, Dense<72, 64, ReLU, false>, "
         "Dense<64, 64, ReLU, false>, Dense<64, 4, Identity, false>>"
     )
     assert claim.facts.launch_config(2**21) == LaunchConfig((132, 1, 1), (512, 1, 1), 93_184, overlaps=True)
@@ -84,11 +84,11 @@ def test_claims_for_other_chips():
 
 def test_fp32_is_three_products_of_tf32():
     claim = claim_of(random_mlp(*DECODE, bias=False), precision="fp32")
-    assert claim.price.row_flop == 3 * (17_920 + 128)
+    assert claim.cost.row_flop == 3 * (17_920 + 128)
     assert claim.weight_bytes == 2 * 4 * (72 * 64 + 64 * 64 + 64 * 8)
     many = claim_of(random_mlp(*DECODE, bias=False), precision="fp32", B=2**21)
-    assert many.price.estimate_us(H200, "fp32", 2**21) == pytest.approx(3 * 18_048 * 2**21 / 352e12 * 1e6 + 2)
-    assert claim.price.floor_us(H200, "fp32", 2**21) == pytest.approx(3 * 18_048 * 2**21 / 494.5e12 * 1e6 + 0.7)
+    assert many.cost.estimate_us(H200, "fp32", 2**21) == pytest.approx(3 * 18_048 * 2**21 / 352e12 * 1e6 + 2)
+    assert claim.cost.floor_us(H200, "fp32", 2**21) == pytest.approx(3 * 18_048 * 2**21 / 494.5e12 * 1e6 + 0.7)
 
 
 @pytest.mark.gpu
@@ -103,22 +103,22 @@ def test_fp32_is_as_exact_as_rounded_sums(widths, activation):
         net, x = random_mlp(*widths, seed=seed, activation=activation), rows(1000, widths[0], seed=seed)
         truth = reference.forward(net, x)
         engine = onchip.compile(net, device="cuda")
-        assert [group.claim.kernel for group in engine.plan.groups] == ["mlp_tensor"]
+        assert [group.claim.kernel for group in engine.plan.groups] == ["mlp_tensor_core"]
         ours += float(((engine(x) - truth) ** 2).mean())
         naive += float(((reference.forward(net, x, "float32") - truth) ** 2).mean())
     assert np.sqrt(ours / naive) < 1.5
 
 
 def test_the_plan_as_text():
-    plan = make_plan(with_io(random_mlp(*DECODE, bias=False), "float16"), H200, [MlpTensor()], Job("fp16", 2**21))
-    line = "0      x.float32..fc3  mlp_tensor<72,64,64,4,ReLU>   91 KiB        152    18,048  67.1 µs   77.2 µs"
+    plan = make_plan(with_io(random_mlp(*DECODE, bias=False), "float16"), H200, [MlpTensorCore()], Job("fp16", 2**21))
+    line = "0      x.float32..fc3  mlp_tensor_core<72,64,64,4,ReLU>   91 KiB        152    18,048  67.1 µs   77.2 µs"
     assert str(plan).splitlines()[2].startswith(line)
 
 
 def test_readers_of_one_input_take_their_casts_with_them():
     nodes = (Node("a", Linear(), ("x",), {"weight": "w"}), Node("b", Linear(), ("x",), {"weight": "w"}))
     net = Network({"x": TensorType(("B", 7))}, nodes, ("a", "b"), {"w": rows(5, 7)})
-    plan = make_plan(with_io(net, "float16"), H200, [MlpTensor()], Job("fp16"))
+    plan = make_plan(with_io(net, "float16"), H200, [MlpTensorCore()], Job("fp16"))
     assert [len(group.claim.nodes) for group in plan.groups] == [3, 3]
     assert all(group.claim.facts.dtypes == ("float16", "float16") for group in plan.groups)
 
@@ -143,7 +143,7 @@ def test_several_casts_at_an_end_are_one_and_one_in_the_middle_ends_the_chain():
 
 def test_a_chain_that_does_not_fit_is_cut():
     net = random_mlp(128, *(128,) * 20, 5)
-    plan = make_plan(net, H200, [MlpTensor()], Job("fp16"))
+    plan = make_plan(net, H200, [MlpTensorCore()], Job("fp16"))
     assert 2 < len(plan.groups) < 10
     assert all(group.claim.fast_bytes <= H200.fast_bytes for group in plan.groups)
     assert [name for group in plan.groups for name in group.claim.nodes] == [node.name for node in plan.network.nodes]
@@ -151,7 +151,7 @@ def test_a_chain_that_does_not_fit_is_cut():
 
 def test_layers_too_wide_for_the_registers_together_are_cut():
     net = random_mlp(1, 900, 2)
-    plan = make_plan(net, H200, [MlpTensor()], Job("fp16"))
+    plan = make_plan(net, H200, [MlpTensorCore()], Job("fp16"))
     assert [group.claim.nodes for group in plan.groups] == [("x.float16", "fc1", "relu1"), ("fc2.float16", "fc2")]
 
 
@@ -164,7 +164,9 @@ def test_refusals():
     assert refusal_of(wide) == "reads and writes float32, float16, bfloat16, not float64"
     mixed = sequential(TensorType(("B", 4)), [("a", Linear())], {"a.weight": np.ones((2, 4))})
     assert refusal_of(mixed) == "keeps weights of float32, float16, bfloat16, and a.weight is float64"
-    assert list(MlpTensor().claims(sequential(TensorType(("B", 4)), [("r", ReLU())], {}), 0, H200, Job("fp16"))) == []
+    assert (
+        list(MlpTensorCore().claims(sequential(TensorType(("B", 4)), [("r", ReLU())], {}), 0, H200, Job("fp16"))) == []
+    )
 
 
 # -- compiling -----------------------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ NETWORKS = {
 }
 
 
-def judge(engine, net, x, precision):
+def verify(engine, net, x, precision):
     truth = reference.forward(net, x)
     naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
     allowed = FACTOR * naive + ULPS * max(ULP[precision], DTYPE_ULP.get(net.output.dtype, 0.0))
@@ -217,7 +219,7 @@ def test_forward_is_right_and_has_the_same_bits_whatever_the_batch(name, precisi
     net = NETWORKS[name]
     engine = onchip.compile(net, "cuda", precision)
     x = rows(12_800 + 5, *net.input.row_shape)
-    whole = judge(engine, net, x, precision)
+    whole = verify(engine, net, x, precision)
     for B in (1, 2, 7, 63, 64, 65, 1000):
         assert np.array_equal(engine(x[:B]), whole[:B]), f"B = {B}"
     assert np.array_equal(engine(x[313:320]), whole[313:320])  # nor on the place in the batch
@@ -247,12 +249,12 @@ def test_many_tiles_for_every_warp(name, precision, io):
 @pytest.mark.gpu
 @pytest.mark.parametrize("io", IO)
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])  # in fp32 few rows may be another kernel's
-@pytest.mark.parametrize("widths", [(16, 32, 1), (1, 1, 1), (7, 13, 5, 3)], ids=str)  # a product alone is product_few's
+@pytest.mark.parametrize("widths", [(16, 32, 1), (1, 1, 1), (7, 13, 5, 3)], ids=str)  # a product alone is gemv's
 def test_the_rows_that_are_expected_change_no_bits(widths, precision, io):
     net = with_io(random_mlp(*widths), io)
     few, many = (onchip.compile(net, "cuda", precision, batch_hint=B) for B in (1, 1 << 20))
     x = rows(132 * 5 * 128 + 77, widths[0]).astype(numpy_dtype(io))
-    whole = judge(many, net, x, precision)
+    whole = verify(many, net, x, precision)
     for B in (1, 7, 31, 33, 127, 129, 12_800, len(x)):
         assert np.array_equal(many(x[:B]), whole[:B]), B
         assert np.array_equal(few(x[:B]), whole[:B]), B
@@ -266,11 +268,11 @@ def test_rows_in_any_dtype(name, precision, io):
     net = with_io(NETWORKS[name], io)
     engine = onchip.compile(net, "cuda", precision)
     x = rows(777, *net.input.row_shape).astype(numpy_dtype(io))
-    got = judge(engine, net, x, precision)
+    got = verify(engine, net, x, precision)
     assert got.dtype == numpy_dtype(io)
-    if engine.plan.groups[0].claim.kernel == "mlp_tensor":
+    if engine.plan.groups[0].claim.kernel == "mlp_tensor_core":
         assert len(engine.plan.groups) == 1  # the Casts cost no launch
-        assert engine.plan.groups[0].claim.price.row_bytes == sum(
+        assert engine.plan.groups[0].claim.cost.row_bytes == sum(
             TensorType(t.shape, io).row_bytes for t in (net.input, net.output)
         )
 
@@ -286,7 +288,7 @@ def test_every_activation(layer, precision):
         "b.weight": rows(9, 24, seed=4) / np.float32(5),
     }  # fmt: skip
     net = sequential(TensorType(("B", 10)), [("a", Linear()), ("f", layer), ("b", Linear()), ("g", layer)], weights)
-    judge(onchip.compile(net, "cuda", precision), net, 3 * rows(500, 10), precision)
+    verify(onchip.compile(net, "cuda", precision), net, 3 * rows(500, 10), precision)
 
 
 @pytest.mark.gpu
@@ -295,7 +297,7 @@ def test_rows_beside_the_batch_axis(precision):
     layers = [("split", Reshape((4, 5))), ("a", Linear()), ("r", ReLU()), ("b", Linear()), ("s", Softmax())]
     weights = {"a.weight": rows(6, 5, seed=3), "b.weight": rows(2, 6, seed=4)}
     net = sequential(TensorType(("B", 20)), [*layers, ("out", Reshape((8,)))], weights)
-    judge(onchip.compile(net, "cuda", precision), net, rows(333, 20), precision)
+    verify(onchip.compile(net, "cuda", precision), net, rows(333, 20), precision)
 
 
 @pytest.mark.gpu
@@ -314,12 +316,12 @@ def test_a_nan_stays_in_its_row(precision):
 @pytest.mark.parametrize("name", ["decode", "odd widths", "71 columns", "128 wide", "many outputs", "long rows"])
 def test_the_product_of_other_chips(name, precision, monkeypatch):
     """mma.sync runs on Hopper too."""
-    monkeypatch.setattr(mlp_tensor, "product", lambda arch: "ByMma")
+    monkeypatch.setattr(mlp_tensor_core, "product", lambda arch: "ByMma")
     net = NETWORKS[name]
     engine = onchip.compile(net, "cuda", precision)
-    if engine.plan.groups[0].claim.kernel != "mlp_tensor":
+    if engine.plan.groups[0].claim.kernel != "mlp_tensor_core":
         pytest.skip(engine.plan.groups[0].claim.why)
     assert engine.plan.groups[0].claim.facts.tiling.by == "ByMma"
     x = rows(1005, *net.input.row_shape)
-    whole = judge(engine, net, x, precision)
+    whole = verify(engine, net, x, precision)
     assert np.array_equal(engine(x[:7]), whole[:7])

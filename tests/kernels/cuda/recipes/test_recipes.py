@@ -15,7 +15,7 @@ from onchip.kernels.cuda.recipes.recipes import LOWERINGS
 from onchip.kernels.fp8_tables import peaks_of
 from onchip.network.recipe import Recipe, as_is, evaluate, materialise, op_name, transposed
 from onchip.network.types import numpy_dtype
-from onchip.plan import build_price
+from onchip.plan import build_cost
 from onchip.plan.device import H200
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
@@ -24,7 +24,7 @@ from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.weights import make_weights
 
 F32, F16, BF16, F8 = "float32", "float16", "bfloat16", "float8_e4m3fn"
-MAKES = build_price.makes_of(KERNELS, H200)
+MAKES = build_cost.makes_of(KERNELS, H200)
 
 # recipe, shapes and dtypes of its sources "0", "1", ..
 CASES = {
@@ -71,7 +71,7 @@ CASES = {
 @pytest.fixture(params=[pytest.param("emulated", marks=needs_gxx), pytest.param("cuda", marks=pytest.mark.gpu)])
 def gpu(request, monkeypatch):
     """Everything that can be made on a GPU is made there, however small."""
-    monkeypatch.setattr(build_price, "ON_DEVICE_FROM_US", 0.0)
+    monkeypatch.setattr(build_cost, "ON_DEVICE_FROM_US", 0.0)
     if request.param == "cuda":
         return Gpu.get(0)
     return emulated_gpu(monkeypatch)
@@ -102,7 +102,7 @@ def test_both_evaluators_agree(gpu, case):
     if recipe.op == op_name(token_tables):
         wide = evaluate(recipe, list(weights.values()))
         table, W = (array.astype(np.float64) for array in weights.values())
-        assert_error_within(got, token_tables(table, W), yardstick=wide)
+        assert_error_within(got, token_tables(table, W), baseline=wide)
     elif recipe.op == op_name(merged_weight):
         np.testing.assert_allclose(got, truth, rtol=2**-23)  # rounded once, of sums in another order
     else:
@@ -174,7 +174,7 @@ def test_tables_of_the_tensor_cores(dtype):
     rounded = [array.astype(numpy_dtype(dtype)) for array in weights.values()]
     exact = token_tables(*(array.astype(float) for array in rounded))
     naive = token_tables(*(array.astype(np.float32) for array in rounded)).astype(numpy_dtype(dtype))
-    assert_error_within(got, exact, yardstick=naive)
+    assert_error_within(got, exact, baseline=naive)
     slices = made_there(Gpu.get(0), sliced(tables, tables.shape, dtype), weights)
     assert slices.tobytes() == token_slices(got, slices.shape[-1]).tobytes()
 
@@ -187,7 +187,7 @@ def test_tables_as_large_as_real_ones(monkeypatch):
     got = made_there(Gpu.get(0), tables, weights)
     some = np.r_[0:100, V - 100 : V]
     truth = token_tables(weights["0"][some].astype(float), weights["1"].astype(float))
-    assert_error_within(got[some], truth, yardstick=token_tables(weights["0"][some], weights["1"]))
+    assert_error_within(got[some], truth, baseline=token_tables(weights["0"][some], weights["1"]))
     half = Recipe.of(as_is, (tables,), tables.shape, BF16)
     monkeypatch.setattr(weights_module, "SLICE_BYTES", 1 << 20)
     assert made_there(Gpu.get(0), half, weights).tobytes() == got.astype(numpy_dtype(BF16)).tobytes()

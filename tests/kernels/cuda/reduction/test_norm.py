@@ -9,7 +9,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, one_layer, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.reduction.norm import MOST_HELD, THREADS, NormLowering
+from onchip.kernels.cuda.reduction.norm import MAX_HELD, THREADS, NormLowering
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, GroupNorm, LayerNorm, RMSNorm
 from onchip.network.layers.norm import NormParts
@@ -43,7 +43,7 @@ def rows(B, row, dtype):
 
 def assert_right(net, x, got):
     dtype = net.output.dtype
-    assert_error_within(got.astype(np.float64), reference.forward(net, x), yardstick=reference.forward(net, x, dtype))
+    assert_error_within(got.astype(np.float64), reference.forward(net, x), baseline=reference.forward(net, x, dtype))
 
 
 @needs_gxx
@@ -104,7 +104,7 @@ def test_every_number_is_held_once():
         made = NormLowering("float32", NormParts(1, size, 1), 0, (), True, 1e-5, 132)
         _, V, lanes, items = made.program.name_expression.rstrip(">").split(", ")
         assert int(V) * int(lanes) * int(items) >= size
-        assert int(V) * int(items) <= MOST_HELD
+        assert int(V) * int(items) <= MAX_HELD
         assert THREADS % int(lanes) == 0
     assert made.at(0).launches == ()
 

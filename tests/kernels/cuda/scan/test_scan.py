@@ -136,14 +136,14 @@ def test_cumsum_is_planned():
     assert launch.program.name_expression == "scan_columns<Sum, float, true, false>"
     assert launch.arguments == (Input(0), Output(0), Int64(30), Int64(10), Int64(4))
     assert launch.config.grid == (1, 1, 1)
-    assert group.claim.price.row_bytes == 2 * 6 * 10 * 4 * 4
+    assert group.claim.cost.row_bytes == 2 * 6 * 10 * 4 * 4
 
 
 def test_cumsum_of_a_long_row_is_the_scan_of_one():
     net = sequential(TensorType(("B", 1 << 24)), [("sums", CumSum(axis=1))], {})
     (group,) = make_plan(net, H200, kernels_for(H200)).groups
     assert group.claim.facts.at(3) == Scan(ScanOp(), "float32", 3, 1 << 24).steps(H200)
-    assert group.claim.price.launches == 2
+    assert group.claim.cost.launches == 2
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from checks import narrow_numbers, narrow_sums
 from emulated_cuda import Kernel, emulated_gpu, needs_gxx
 from onchip.kernels import reference
 from onchip.kernels.cuda.common.program import Input, Output, Program, Scratch, Steps
-from onchip.kernels.cuda.scan.scan import Scan, ScanAlone
+from onchip.kernels.cuda.scan.scan import Scan, ScanKernel
 from onchip.kernels.reference.scan import scan as reference_scan
 from onchip.network.build import sequential
 from onchip.network.layers import CumSum
@@ -245,7 +245,7 @@ def test_numbers_of_the_host_along_any_axis(gpu):
 @pytest.mark.parametrize("layer", [CumSum(1), CumSum(2, True), CumSum(3, False, True), CumSum(1, True, True)], ids=str)
 def test_a_layer_of_a_network(gpu, layer):
     net = sequential(TensorType(("B", 6, 5, 7)), [("sums", layer)], {})
-    engine = Engine(make_plan(net, gpu.device, [ScanAlone()]), CudaBackend(0), "cuda:0")
+    engine = Engine(make_plan(net, gpu.device, [ScanKernel()]), CudaBackend(0), "cuda:0")
     x = numbers("sum", "float32", 33, 6, 5, 7)
     how = ScanOp("sum", layer.exclusive, layer.reverse)
     np.testing.assert_array_equal(engine(x), expected(x, how, layer.axis))
@@ -312,7 +312,7 @@ def test_rows_go_in_chunks_where_the_arena_would_not_fit(gpu):
     engine = Engine(plan, CudaBackend(), "cuda:0")
     x = np.random.default_rng(0).integers(-9, 9, (75, 601), np.int32)
     whole = engine(x)
-    engine._bound.most_arena_bytes = engine._bound.bind(75).arena_bytes // 4
+    engine._bound.max_arena_bytes = engine._bound.bind(75).arena_bytes // 4
     ran, run = [], gpu.driver.run
     gpu.driver.run = lambda launched: (ran.append(launched), run(launched))  # by itself or in a graph
     assert engine(x).tobytes() == whole.tobytes() == x.cumsum(1).cumsum(1).cumsum(1).astype(np.int32).tobytes()
@@ -338,5 +338,5 @@ def test_narrow_numbers_are_rounded_once(gpu, dtype, shape):
     for axis in range(1, len(shape) + 1):
         for exclusive, reverse in ((False, False), (True, axis == 1)):
             net = sequential(TensorType(("B", *shape), dtype), [("s", CumSum(axis, exclusive, reverse))], {})
-            engine = Engine(make_plan(net, gpu.device, [ScanAlone()]), CudaBackend(), "cuda:0")
+            engine = Engine(make_plan(net, gpu.device, [ScanKernel()]), CudaBackend(), "cuda:0")
             np.testing.assert_array_equal(engine(x), narrow_sums(net, x))

@@ -12,8 +12,8 @@ from emulated_engine import emulate_device
 from onchip.errors import KernelError
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda.common.program import Program
-from onchip.kernels.cuda.train.layer_parallel import layer_parallel as mlp_by_layers
-from onchip.kernels.cuda.train.layer_parallel.layer_parallel import ByLayersLowering, make_lowering
+from onchip.kernels.cuda.train.layer_parallel import layer_parallel as mlp_train_layer_parallel
+from onchip.kernels.cuda.train.layer_parallel.layer_parallel import LayerParallelLowering, make_lowering
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.plan.device import H200
@@ -67,7 +67,7 @@ ROUNDING = {"tf32": 2**-8, "bf16": 2**-5}  # of a loss
 def assert_follows_in(precision, name):
     net, x, y, training = made(name)
     result = fit(net, x, y, epochs=2, seed=7, device="cuda", precision=precision, **training)
-    assert isinstance(result.plan.groups[0].claim.facts, ByLayersLowering)
+    assert isinstance(result.plan.groups[0].claim.facts, LayerParallelLowering)
     truth, _, _ = reference_curve(net, x, y, 7, "float64", training, epochs=2)
     assert np.abs(result.losses - truth).max() <= ROUNDING[precision] * np.abs(truth).max()
 
@@ -80,14 +80,14 @@ def gpu(monkeypatch, request):
     """An emulated GPU of so many multiprocessors."""
     emulate_device(monkeypatch)
     monkeypatch.setattr(devices, "probe", lambda: ([dataclasses.replace(H200, units=request.param)], ""))
-    train_only_by(monkeypatch, "mlp_by_layers")
+    train_only_by(monkeypatch, "mlp_train_layer_parallel")
 
 
 @needs_gxx
 @pytest.mark.parametrize("name", CASES)
 def test_emulated_blocks_follow_the_reference(name, gpu):
     result = assert_follows_reference(*made(name), device="cuda")
-    assert result.plan.groups[0].claim.kernel == "mlp_by_layers"
+    assert result.plan.groups[0].claim.kernel == "mlp_train_layer_parallel"
 
 
 @needs_gxx
@@ -100,7 +100,7 @@ def test_emulated_blocks_in_fewer_bits(precision, name, gpu):
 @needs_gxx
 def test_bits_do_not_depend_on_the_number_of_blocks(monkeypatch):
     emulate_device(monkeypatch)
-    train_only_by(monkeypatch, "mlp_by_layers")
+    train_only_by(monkeypatch, "mlp_train_layer_parallel")
     net, x, y, training = made("digits")
     found = []
     for units in (100, 4):
@@ -119,7 +119,7 @@ def test_emulated_bits_depend_neither_on_where_launches_end_nor_on_delays(gpu, m
     net, x, y, training = made("digits")
     whole = fit(net, x, y, epochs=2, device="cuda", **training)
     assert_same_bits(whole, fit(net, x, y, epochs=2, device="cuda", debug=True, **training))  # a launch a step
-    delay_at_random(monkeypatch, ByLayersLowering)
+    delay_at_random(monkeypatch, LayerParallelLowering)
     assert_same_bits(whole, fit(net, x, y, epochs=2, device="cuda", **training))
 
 
@@ -143,8 +143,8 @@ def test_host_and_kernel_agree_on_shared_memory(own, widths, tmp_path):
     copy_headers(tmp_path)
     source = tmp_path / "tell.cu"
     source.write_text(
-        f"{mlp_by_layers.SOURCE.read_text()}\ntemplate <int PARTS, int OWN, int BATCH, int... W>\n"
-        "__global__ void tell(int* to) { *to = most_bytes<Sizes<Widths<W...>, PARTS, OWN, BATCH>>(); }\n"
+        f"{mlp_train_layer_parallel.SOURCE.read_text()}\ntemplate <int PARTS, int OWN, int BATCH, int... W>\n"
+        "__global__ void tell(int* to) { *to = max_bytes<Sizes<Widths<W...>, PARTS, OWN, BATCH>>(); }\n"
     )
     for precision, parts, batch in (("fp32", 3, 64), ("bf16", 1, 16)):
         told = np.zeros(1, np.int32)
@@ -162,7 +162,7 @@ def test_host_and_kernel_agree_on_shared_memory(own, widths, tmp_path):
 def test_pixels_in_small_batches_are_trained_layer_by_layer(batch, precision):
     job = Job(precision, batch, "cross_entropy", byte_scale=1 / 255)
     claim = make_plan(mlp(784, 320, 160, 10), H200, kernels_for(H200), job).groups[0].claim
-    assert claim.kernel == "mlp_by_layers"
+    assert claim.kernel == "mlp_train_layer_parallel"
     assert "61 blocks" in claim.why
 
 
@@ -209,16 +209,16 @@ def test_what_is_refused_and_why(widths, job, why):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_blocks_follow_the_reference(name, monkeypatch):
-    train_only_by(monkeypatch, "mlp_by_layers")
+    train_only_by(monkeypatch, "mlp_train_layer_parallel")
     result = assert_follows_reference(*made(name), device="cuda")
-    assert result.plan.groups[0].claim.kernel == "mlp_by_layers"
+    assert result.plan.groups[0].claim.kernel == "mlp_train_layer_parallel"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("precision", ROUNDING)
 def test_blocks_in_fewer_bits(precision, name, monkeypatch):
-    train_only_by(monkeypatch, "mlp_by_layers")
+    train_only_by(monkeypatch, "mlp_train_layer_parallel")
     assert_follows_in(precision, name)
 
 
@@ -226,7 +226,7 @@ def test_blocks_in_fewer_bits(precision, name, monkeypatch):
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("batch", [16, 33, 64])
 def test_many_steps_follow_the_reference_with_the_same_bits(batch, precision, monkeypatch):
-    train_only_by(monkeypatch, "mlp_by_layers")
+    train_only_by(monkeypatch, "mlp_train_layer_parallel")
     net, _, y, training = case(784, 320, 160, 10, n=batch * 60 + 13, batch_size=batch, lr=0.03)
     x = pixels(len(y), 784)
     one, other = (fit(net, x, y, device="cuda", epochs=2, seed=5, precision=precision, **training) for _ in range(2))
@@ -244,7 +244,7 @@ def test_many_steps_follow_the_reference_with_the_same_bits(batch, precision, mo
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_many_networks_have_the_bits_of_each_alone(precision, monkeypatch):
-    train_only_by(monkeypatch, "mlp_by_layers")
+    train_only_by(monkeypatch, "mlp_train_layer_parallel")
     x, y = pixels(1293, 784), np.arange(1293) % 10
     options = [TrainOptions(batch_size=64, epochs=2 + i % 2, seed=i, lr=0.01, precision=precision) for i in range(8)]
     assert_bits_of_each_alone([Run(mlp(784, 320, 160, 10, seed=i), each) for i, each in enumerate(options)], x, y)
@@ -254,19 +254,19 @@ def test_many_networks_have_the_bits_of_each_alone(precision, monkeypatch):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("batch", [16, 64])
 def test_random_delays_change_no_bit(batch, precision, monkeypatch):
-    train_only_by(monkeypatch, "mlp_by_layers")
+    train_only_by(monkeypatch, "mlp_train_layer_parallel")
     net, _, y, training = case(784, 320, 160, 10, n=batch * 30 + 13, batch_size=batch, lr=0.03)
     x = pixels(len(y), 784)
     plain = fit(net, x, y, device="cuda", epochs=2, precision=precision, **training)
-    delay_at_random(monkeypatch, ByLayersLowering)
+    delay_at_random(monkeypatch, LayerParallelLowering)
     assert_same_bits(plain, fit(net, x, y, device="cuda", epochs=2, precision=precision, **training))
 
 
 @pytest.mark.gpu
 def test_a_block_that_never_comes_is_an_error(monkeypatch):
-    train_only_by(monkeypatch, "mlp_by_layers")
-    monkeypatch.setattr(mlp_by_layers, "DEADLINE_MS", 50)
-    leave_out_a_block(monkeypatch, ByLayersLowering)
+    train_only_by(monkeypatch, "mlp_train_layer_parallel")
+    monkeypatch.setattr(mlp_train_layer_parallel, "DEADLINE_MS", 50)
+    leave_out_a_block(monkeypatch, LayerParallelLowering)
     net, x, y, training = made("digits")
     with pytest.raises(KernelError, match="did not find each other"):
         fit(net, x, y, device="cuda", epochs=1, **training)

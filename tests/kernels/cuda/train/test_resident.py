@@ -14,7 +14,7 @@ from emulated_engine import emulate_device
 from onchip.errors import KernelError
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda.common.program import Program
-from onchip.kernels.cuda.train.resident import resident as mlp_resident
+from onchip.kernels.cuda.train.resident import resident as mlp_train_resident
 from onchip.kernels.cuda.train.resident.resident import UNITS, ResidentLowering, make_lowering
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
@@ -69,7 +69,7 @@ def blocks(monkeypatch, request):
     """An emulated GPU of so many multiprocessors: a block owns everything, and waits for nobody, or they share."""
     emulate_device(monkeypatch)
     monkeypatch.setattr(devices, "probe", lambda: ([dataclasses.replace(H200, units=request.param)], ""))
-    train_only_by(monkeypatch, "mlp_resident")
+    train_only_by(monkeypatch, "mlp_train_resident")
 
 
 # -- on the host -------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def blocks(monkeypatch, request):
 def test_emulated_blocks_follow_the_reference(name, blocks):
     net, x, y, training = made(name)
     result = assert_follows_reference(net, x, y, training, device="cuda")
-    assert result.plan.groups[0].claim.kernel == "mlp_resident"
+    assert result.plan.groups[0].claim.kernel == "mlp_train_resident"
 
 
 @needs_gxx
@@ -184,7 +184,7 @@ def test_each_moment_belongs_to_one_thread(optimiser, blocks, monkeypatch):
 @pytest.mark.parametrize("batch", [1, 16, 64])
 def test_small_batches_stay_on_the_chip(batch):
     claim = plan_of(784, 320, 160, 10, batch=batch).groups[0].claim
-    assert claim.kernel == "mlp_resident"
+    assert claim.kernel == "mlp_train_resident"
     assert "one launch" in claim.why
 
 
@@ -196,7 +196,7 @@ def test_small_batches_stay_on_the_chip(batch):
 def test_what_does_not_stay_is_refused_with_a_reason(widths, batch, why):
     plan = plan_of(*widths, batch=batch)
     assert plan.groups[0].claim.kernel == "mlp_train"
-    assert any(why in refusal.why for refusal in plan.refusals if refusal.kernel == "mlp_resident")
+    assert any(why in refusal.why for refusal in plan.refusals if refusal.kernel == "mlp_train_resident")
 
 
 def test_other_chips_train_launch_by_launch():
@@ -247,23 +247,23 @@ def test_networks_share_a_chip(job):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [*NAMES, "digits"])
 def test_blocks_follow_the_reference(name, monkeypatch):
-    train_only_by(monkeypatch, "mlp_resident")
+    train_only_by(monkeypatch, "mlp_train_resident")
     net, x, y, training = made(name)
     result = assert_follows_reference(net, x, y, training, device="cuda")
-    assert result.plan.groups[0].claim.kernel == "mlp_resident"
+    assert result.plan.groups[0].claim.kernel == "mlp_train_resident"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", [16, 33, 64, 128])
 def test_many_steps_on_bytes_follow_the_reference_with_the_same_bits(batch, monkeypatch):
-    train_only_by(monkeypatch, "mlp_resident")
+    train_only_by(monkeypatch, "mlp_train_resident")
     net, _, y, training = case(784, 320, 160, 10, n=batch * 60 + 13, batch_size=batch, lr=0.03)
     x = pixels(len(y), 784)
     one, other = (fit(net, x, y, device="cuda", epochs=2, seed=5, **training) for _ in range(2))
     assert np.array_equal(one.losses, other.losses)
     for name, w in one.network.weights.items():
         assert np.array_equal(other.network.weights[name], w), name
-    assert one.plan.groups[0].claim.kernel == "mlp_resident"
+    assert one.plan.groups[0].claim.kernel == "mlp_train_resident"
     truth, naive = (reference_curve(net, x, y, 5, dtype, training, epochs=2)[0] for dtype in ("float64", "float32"))
     allowed = 2 * np.abs(naive - truth).max() + 8 * np.finfo(np.float32).eps * np.abs(truth).max()
     assert np.abs(one.losses - truth).max() <= allowed
@@ -272,7 +272,7 @@ def test_many_steps_on_bytes_follow_the_reference_with_the_same_bits(batch, monk
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", [16, 64])
 def test_many_networks_on_bytes_have_the_bits_of_each_alone(batch, monkeypatch):
-    train_only_by(monkeypatch, "mlp_resident")
+    train_only_by(monkeypatch, "mlp_train_resident")
     x, y = pixels(batch * 20 + 13, 784), np.arange(batch * 20 + 13) % 10
     settings = [{"lr": 0.01 * (1 + i % 3), "epochs": 2 + i % 2, "seed": i} for i in range(8)]
     runs = [
@@ -294,7 +294,7 @@ def test_runs_that_differ_in_all_that_they_may_have_the_bits_of_each_alone():
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", [16, 64])
 def test_random_delays_change_no_bit(batch, monkeypatch):
-    train_only_by(monkeypatch, "mlp_resident")
+    train_only_by(monkeypatch, "mlp_train_resident")
     net, _, y, training = case(784, 320, 160, 10, n=batch * 30 + 13, batch_size=batch, lr=0.03)
     x = pixels(len(y), 784)
     plain = fit(net, x, y, device="cuda", epochs=2, **training)
@@ -304,7 +304,7 @@ def test_random_delays_change_no_bit(batch, monkeypatch):
 
 @pytest.mark.gpu
 def test_a_block_that_never_comes_is_an_error(monkeypatch):
-    monkeypatch.setattr(mlp_resident, "DEADLINE_MS", 50)
+    monkeypatch.setattr(mlp_train_resident, "DEADLINE_MS", 50)
     leave_out_a_block(monkeypatch, ResidentLowering)
     net, x, y, training = case(20, 40, 30, 3, n=40, batch_size=16)
     with pytest.raises(KernelError, match="did not find each other"):

@@ -100,8 +100,8 @@ def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(gpu):
 @pytest.mark.parametrize("tiles", [1, 2])
 @pytest.mark.parametrize("widths", [(5, 3, 2), (20, 53, 29, 17, 5), (20, 53, 32), (784, 320, 160, 10)])
 def test_host_and_kernel_agree_on_shared_memory(widths, tiles, tmp_path):
-    gives = ", ".join(f"Gives<{width}, 1>" for width in widths[1:])
-    found = bytes_of_room(mlp_train_stream.SOURCE, f"Room<3, {tiles}, 0, {gives}>", tmp_path)
+    writes = ", ".join(f"Gives<{width}, 1>" for width in widths[1:])
+    found = bytes_of_room(mlp_train_stream.SOURCE, f"Room<3, {tiles}, 0, {writes}>", tmp_path)
     batch = 16 * tiles * H200.units
     assert found == StreamPass(widths[1:], "fp32", batch, H200.units, H200.fast_bytes).shared_bytes
 

@@ -9,8 +9,8 @@ from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.train.large_batch import three_launch as mlp_train_three
-from onchip.kernels.cuda.train.large_batch.three_launch import ThreeLowering, make_lowering
+from onchip.kernels.cuda.train.large_batch import three_launch as mlp_train_three_launch
+from onchip.kernels.cuda.train.large_batch.three_launch import ThreeLaunchLowering, make_lowering
 from onchip.kernels.pointwise import TRAINED
 from onchip.network.build import mlp
 from onchip.plan.device import H200
@@ -40,7 +40,7 @@ def lowering_of(*widths, **job):
 def assert_follows_in_bf16(name):
     net, x, y, training = case_of_pixels(name)
     result = fit(net, x, y, epochs=2, seed=7, device="cuda", precision="bf16", **training)
-    assert isinstance(result.plan.groups[0].claim.facts, ThreeLowering)
+    assert isinstance(result.plan.groups[0].claim.facts, ThreeLaunchLowering)
     truth, _, _ = reference_curve(net, x, y, 7, "float64", training, epochs=2)
     assert np.abs(result.losses - truth).max() <= 2**-5 * np.abs(truth).max()
 
@@ -58,7 +58,7 @@ def gpu(monkeypatch):
 @pytest.mark.parametrize("name", PIXEL_CASES)
 def test_emulated_launches_follow_the_reference(name, gpu):
     result = assert_follows_reference(*case_of_pixels(name), device="cuda")
-    assert result.plan.groups[0].claim.kernel == "mlp_train_three"
+    assert result.plan.groups[0].claim.kernel == "mlp_train_three_launch"
 
 
 @needs_gxx
@@ -84,8 +84,8 @@ def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(gpu):
 @needs_gxx
 @pytest.mark.parametrize("widths", [(5, 3, 2), (20, 53, 29, 17, 5), (20, 53, 32), (784, 320, 160, 10)])
 def test_host_and_kernel_agree_on_shared_memory(widths, tmp_path):
-    gives = ", ".join(f"Gives<{width}, 1>" for width in widths[1:])
-    found = bytes_of_room(mlp_train_three.CLUSTER_SOURCE, f"Room<3, {gives}>", tmp_path)
+    writes = ", ".join(f"Gives<{width}, 1>" for width in widths[1:])
+    found = bytes_of_room(mlp_train_three_launch.CLUSTER_SOURCE, f"Room<3, {writes}>", tmp_path)
     assert found == lowering_of(*widths).cluster_bytes
 
 
@@ -94,7 +94,13 @@ def test_two_blocks_of_digits_share_a_multiprocessor():
 
 
 @pytest.mark.parametrize(
-    ("batch", "chosen"), [(64, "mlp_by_layers"), (65, "mlp_train_three"), (512, "mlp_train_three"), (513, "mlp_train")]
+    ("batch", "chosen"),
+    [
+        (64, "mlp_train_layer_parallel"),
+        (65, "mlp_train_three_launch"),
+        (512, "mlp_train_three_launch"),
+        (513, "mlp_train"),
+    ],
 )
 def test_the_planner_takes_it_where_it_was_sooner_done(batch, chosen):
     job = Job("fp32", batch, "cross_entropy", byte_scale=1 / 255)

@@ -20,7 +20,7 @@ from onchip.formats.onnx.ops.select import row_axis_of, shape_part
 from onchip.network.layers import Embedding, GlobalSum, Mask, Permute, Reshape, Tile
 from onchip.network.types import BATCH, numpy_dtype
 
-_MOST_PLACES = 1 << 10  # number of candidates: the table is its square
+_MAX_PLACES = 1 << 10  # number of candidates: the table is its square
 
 
 @reads("GatherElements")
@@ -31,8 +31,8 @@ def read_gather_elements(graph: GraphReader, op: Op) -> None:
     x, ids = graph.value(op), graph.value(op, 1)
     at = row_axis_of(graph, op, x, op.attribute("axis", 0))
     row, wanted = list(graph.types[x].row_shape), list(graph.types[ids].row_shape)
-    if [*wanted[:at], row[at], *wanted[at + 1 :]] != row or not 0 < row[at] <= _MOST_PLACES:
-        got, expected = f"{graph.types[x]} by {graph.types[ids]}", f"ids of its shape but for up to {_MOST_PLACES:,}"
+    if [*wanted[:at], row[at], *wanted[at + 1 :]] != row or not 0 < row[at] <= _MAX_PLACES:
+        got, expected = f"{graph.types[x]} by {graph.types[ids]}", f"ids of its shape but for up to {_MAX_PLACES:,}"
         raise FormatError(f"{op}: shapes do not fit", got=got, expected=expected)
     node = graph.nodes.get(ids)
     if node is not None and isinstance(node.layer, Tile) and node.layer.repeats[at] == 1:
@@ -111,7 +111,7 @@ def _begins(graph: GraphReader, op: Op) -> bool:
 
 def _ends(graph: GraphReader, op: Op, x: str, numbers: RowNumbers) -> bool:
     row = graph.types[x].row_shape
-    if not row or row[0] != numbers.times or row[0] > _MOST_PLACES:
+    if not row or row[0] != numbers.times or row[0] > _MAX_PLACES:
         return False
     ids = graph.add_step(op, Reshape((1,) * len(row)), (numbers.x,))
     chosen = _choose(graph, op, x, ids, 0)

@@ -18,7 +18,7 @@ from onchip.network.layers import Embedding, Permute, Reshape
 from onchip.network.layers.cast import Whole
 from onchip.network.reading import show
 
-_MOST_ONE_HOT = 1 << 12  # the table is its square
+_MAX_ONE_HOT = 1 << 12  # the table is its square
 
 
 @reads("Gather")
@@ -47,8 +47,8 @@ def read_one_hot(graph: GraphReader, op: Op) -> None:
     depth, rank = int(graph.constant(op, 1).reshape(())), len(graph.shape(ids)) + 1
     axis = op.attribute("axis", -1)
     is_truth = values.tolist() == [0, 1] and values.dtype.kind in "ib"  # a Cast follows
-    if not 0 < depth <= _MOST_ONE_HOT or values.shape != (2,) or not (is_truth or values.dtype.kind in "fV"):
-        got, expected = f"depth {depth}, values {show(values.tolist())}", f"up to {_MOST_ONE_HOT:,}; floats, or 0 and 1"
+    if not 0 < depth <= _MAX_ONE_HOT or values.shape != (2,) or not (is_truth or values.dtype.kind in "fV"):
+        got, expected = f"depth {depth}, values {show(values.tolist())}", f"up to {_MAX_ONE_HOT:,}; floats, or 0 and 1"
         raise FormatError(f"{op}: bad operands", got=got, expected=expected)
     if not -rank <= axis < rank or (axis % rank == 0 and not graph.one_row):
         raise FormatError(f"{op}: axis out of range", got=f"axis {axis}", expected=f"1 to {rank - 1}")

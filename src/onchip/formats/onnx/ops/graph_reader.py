@@ -22,7 +22,7 @@ from onchip.network.recipe import Array
 from onchip.network.types import BATCH, Dim, TensorType
 
 MAX_ROW = 1 << 28  # elements per row of any value: attributes of a few bytes can request more than memory holds
-MOST_APART = 6  # groups of axes that a Permute moves separately
+MAX_APART = 6  # groups of axes that a Permute moves separately
 MAX_FOLDED = 1 << 24  # elements computed by operators on constants, in all: a few nodes can double one repeatedly
 
 
@@ -338,7 +338,7 @@ class GraphReader:
 def _moves(axes: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Split a permutation into steps that kernels support: move single axes into position until few groups remain."""
     moves = []
-    while 1 + sum(b != a + 1 for a, b in itertools.pairwise(axes)) > MOST_APART:
+    while 1 + sum(b != a + 1 for a, b in itertools.pairwise(axes)) > MAX_APART:
         place = next(place for place, axis in enumerate(axes) if axis != place)
         rest = [axis for axis in range(place, len(axes)) if axis != axes[place]]
         moves.append((*range(place), axes[place], *rest))

@@ -49,7 +49,7 @@ _OP_TYPES = {layer.__name__: op_type for op_type, layer in _REDUCTIONS.items()}
 _ARGUMENTS: dict[str, type[ArgMax] | type[ArgMin]] = {"ArgMax": ArgMax, "ArgMin": ArgMin}
 
 
-_MOST_FACTORS = 64  # of a product, each a separate value
+_MAX_FACTORS = 64  # of a product, each a separate value
 
 
 def axes_are_inputs(op_type: str) -> int:
@@ -106,8 +106,8 @@ def read_product(graph: GraphReader, op: Op) -> None:
         return
     row = list(graph.types[x].row_shape)
     count = math.prod(row[axis - 1] for axis in axes)
-    if 0 in axes or not 0 < count <= _MOST_FACTORS:
-        got, expected = f"{count} of {graph.types[x]}", f"1 to {_MOST_FACTORS}, along axes behind the batch"
+    if 0 in axes or not 0 < count <= _MAX_FACTORS:
+        got, expected = f"{count} of {graph.types[x]}", f"1 to {_MAX_FACTORS}, along axes behind the batch"
         raise FormatError(f"{op}: too many factors", got=got, expected=expected)
     for axis in axes:
         size, row[axis - 1] = row[axis - 1], 1

@@ -19,7 +19,7 @@ from onchip.network.reading import show
 from onchip.network.types import BATCH, Dim
 
 _IN_11 = 11  # opset from which a Resize has coordinate modes
-_MOST_SIZE = 1 << 28
+_MAX_SIZE = 1 << 28
 
 
 @reads("Resize", "Upsample")
@@ -77,7 +77,7 @@ def _sizes(graph: GraphReader, op: Op, x: str) -> tuple[list[Dim], list[float]]:
         _check_length(op, given, axes)
         for axis, scale in zip(axes, given, strict=True):
             n = shape[axis]
-            if not 0 < scale < math.inf or (n == BATCH and scale != 1) or (n != BATCH and int(n) * scale > _MOST_SIZE):
+            if not 0 < scale < math.inf or (n == BATCH and scale != 1) or (n != BATCH and int(n) * scale > _MAX_SIZE):
                 raise FormatError(f"{op}: bad scales", got=show(given), expected="numbers above 0, and 1 for the batch")
             sizes[axis], scales[axis] = n if n == BATCH else math.floor(int(n) * scale), float(scale)
         return sizes, scales
@@ -87,7 +87,7 @@ def _sizes(graph: GraphReader, op: Op, x: str) -> tuple[list[Dim], list[float]]:
         n = shape[axis]
         if n == BATCH and size not in (BATCH, graph.batch):
             raise FormatError(f"{op} would resize the batch", got=show(wanted), expected="axis 0 as it is")
-        if n != BATCH and (size == BATCH or not 0 < int(size) <= _MOST_SIZE or not n):
+        if n != BATCH and (size == BATCH or not 0 < int(size) <= _MAX_SIZE or not n):
             raise FormatError(f"{op}: bad sizes", got=show(wanted), expected="sizes above 0")
         sizes[axis], scales[axis] = n if n == BATCH else size, 1.0 if n == BATCH else int(size) / int(n)
     policy = op.attribute("keep_aspect_ratio_policy", b"stretch")

@@ -19,7 +19,7 @@ from onchip.network.reading import show
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 
-_MOST_PLACES = 1 << 10  # number of candidates: the table is its square
+_MAX_PLACES = 1 << 10  # number of candidates: the table is its square
 _EXPECTED = "ids and updates of one shape, that of the data but for the axis"
 
 
@@ -33,9 +33,9 @@ def read_scatter_elements(graph: GraphReader, op: Op) -> None:
     at = row_axis_of(graph, op, ids, op.attribute("axis", 0))
     data = graph.constant(op, 0) if graph.is_constant(op, 0) else None
     shape = list(_row(graph, op, data).shape) if data is not None else list(graph.types[graph.value(op)].row_shape)
-    if [*row[:at], shape[at], *row[at + 1 :]] != shape or not 0 < shape[at] <= _MOST_PLACES:
+    if [*row[:at], shape[at], *row[at + 1 :]] != shape or not 0 < shape[at] <= _MAX_PLACES:
         got = f"{graph.types[ids]} into rows of {shape}"
-        raise FormatError(f"{op}: shapes do not fit", got=got, expected=f"{_EXPECTED}, up to {_MOST_PLACES:,} along it")
+        raise FormatError(f"{op}: shapes do not fit", got=got, expected=f"{_EXPECTED}, up to {_MAX_PLACES:,} along it")
     updates = graph.constant(op, 2) if graph.is_constant(op, 2) else None
     dtype = updates.dtype if updates is not None else numpy_dtype(graph.types[graph.value(op, 2)].dtype)
     pointed = _points(graph, op, ids, at, shape[at], dtype)  # (.., k, n, ..): one-hot ids

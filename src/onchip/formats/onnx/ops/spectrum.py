@@ -11,7 +11,7 @@ from onchip.network.layers import Conv1d, Linear, Permute, Reshape
 from onchip.network.recipe import Array
 from onchip.network.types import numpy_dtype
 
-_MOST_NUMBERS = 1 << 22  # elements of the matrix: longer signals need an FFT
+_MAX_NUMBERS = 1 << 22  # elements of the matrix: longer signals need an FFT
 
 
 @reads("DFT")
@@ -72,8 +72,8 @@ def _transform(graph: GraphReader, op: Op, n: int, N: int, inverse: bool, onesid
     ignored.
     """
     K = N // 2 + 1 if onesided else N
-    if N < 1 or 4 * K * n > _MOST_NUMBERS:
-        raise FormatError(f"{op}: too long", got=f"{n} to {K} bins", expected=f"a matrix below {_MOST_NUMBERS:,}")
+    if N < 1 or 4 * K * n > _MAX_NUMBERS:
+        raise FormatError(f"{op}: too long", got=f"{n} to {K} bins", expected=f"a matrix below {_MAX_NUMBERS:,}")
     graph.spend(op, 4 * K * n)
     turns = np.outer(np.arange(K), np.arange(n)) % N / N * 2 * np.pi
     cos, sin = (f(turns) * (np.arange(n) < N) / (N if inverse else 1) for f in (np.cos, np.sin))

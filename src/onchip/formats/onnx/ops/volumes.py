@@ -19,7 +19,7 @@ from onchip.network.layers import AvgPool2d, Conv2d, ConvTranspose2d, Gather, Ma
 from onchip.network.layers.conv import window_counts
 from onchip.network.types import numpy_dtype
 
-MOST_PLANES = 1 << 14  # total planes seen by windows along D: each has a name
+MAX_PLANES = 1 << 14  # total planes seen by windows along D: each has a name
 
 
 def add_conv(graph: GraphReader, op: Op, x: str, window: Window, groups: int, roles: Mapping[str, str]) -> None:
@@ -108,8 +108,8 @@ def add_pool(
 
 
 def _check_planes(op: Op, count: int) -> None:
-    if count > MOST_PLANES:
-        raise FormatError(f"{op}: too many planes", got=f"{count:,}", expected=f"at most {MOST_PLANES:,}")
+    if count > MAX_PLANES:
+        raise FormatError(f"{op}: too many planes", got=f"{count:,}", expected=f"at most {MAX_PLANES:,}")
 
 
 def _padded(graph: GraphReader, op: Op, x: str, pads: tuple[int, ...]) -> str:

@@ -84,7 +84,7 @@ def announce(things: Iterable[Any]) -> None:
     _announced.update(dict.fromkeys(things))
 
 
-def announce_kernels(kernels: Iterable[Any]) -> None:
+def queue_kernels(kernels: Iterable[Any]) -> None:
     """That these will be bound: the code of most is the function `_run` of their module."""
     found = (getattr(sys.modules[type(kernel).__module__], "_run", None) for kernel in kernels)
     announce(function for function in found if function is not None)

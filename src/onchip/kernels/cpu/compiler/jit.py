@@ -84,9 +84,9 @@ class CompiledFunction:
 
     @functools.cached_property
     def dispatcher(self) -> Any:
-        from onchip.kernels.cpu.compiler.numba_cache import swallowed
+        from onchip.kernels.cpu.compiler.numba_cache import inlined
 
-        return swallowed(self.py_func, self.is_inline)
+        return inlined(self.py_func, self.is_inline)
 
     @functools.cached_property
     def _called(self) -> Any:
@@ -117,10 +117,10 @@ def compiled(*, inline: bool = False) -> Callable[[F], F]:
 class LinkedFunction(LateFunction):
     """A function of numbers that is compiled by itself, once, when it is first asked for."""
 
-    def __init__(self, function: Callable[..., Any], argument_types: tuple[Any, ...], gives: Any = None) -> None:
+    def __init__(self, function: Callable[..., Any], argument_types: tuple[Any, ...], writes: Any = None) -> None:
         super().__init__(self._make_call, function.__name__)
         self.__module__, self.__qualname__ = function.__module__, function.__qualname__
-        self.function, self.argument_types, self.gives = function, argument_types, gives
+        self.function, self.argument_types, self.writes = function, argument_types, writes
         self.symbol = f"onchip_{function.__module__}_{function.__name__}".replace(".", "_")
         self.address: int | None = None
         _BY_SYMBOL[self.symbol] = self
@@ -154,7 +154,7 @@ class LinkedFunction(LateFunction):
 
     @functools.cached_property
     def key(self) -> str:
-        return key_of(self.function, f"{', '.join(_names(self.argument_types))} -> {self.gives}")
+        return key_of(self.function, f"{', '.join(_names(self.argument_types))} -> {self.writes}")
 
     @functools.cached_property
     def below(self) -> list[LinkedFunction]:
@@ -174,9 +174,9 @@ class LinkedFunction(LateFunction):
     def _compile(self, folder: Path | None) -> None:
         from onchip.kernels.cpu.compiler.numba_cache import compile_linked
 
-        takes, gives = map(_real, self.argument_types), _real(self.gives or types.void)
+        takes, writes = map(_real, self.argument_types), _real(self.writes or types.void)
         with compiling_now(self.function):
-            made = compile_linked(self.function, tuple(takes), gives)
+            made = compile_linked(self.function, tuple(takes), writes)
         _KEPT.append(made)
         self._found(made.address)
         if made.code:
@@ -309,8 +309,8 @@ def all_linked_below(functions: Sequence[Any]) -> list[LinkedFunction]:
 
 
 def _size(function: Callable[..., Any]) -> int:
-    swallowed = (called for called in _called(function) if not isinstance(called, LinkedFunction))
-    return len(function.__code__.co_code) + sum(map(_size, swallowed))
+    inlined = (called for called in _called(function) if not isinstance(called, LinkedFunction))
+    return len(function.__code__.co_code) + sum(map(_size, inlined))
 
 
 def _called(function: Callable[..., Any]) -> Iterator[LinkedFunction | Callable[..., Any]]:

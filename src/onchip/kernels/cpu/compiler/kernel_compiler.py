@@ -108,7 +108,7 @@ class KernelCompiler(CompilerBase):  # type: ignore[misc]
         return [manager]
 
 
-class SwallowedCompiler(KernelCompiler):
+class InlinedCompiler(KernelCompiler):
     """Of what is only called by other compiled functions, and becomes a part of each."""
 
     lowering = _SwallowedLowering

@@ -123,8 +123,8 @@ def _caller_source(name: str, count: int) -> str:
     word = ir.IntType(64)
     module = ir.Module()
     as_int, as_object, leave, back = (
-        ir.Function(module, ir.FunctionType(word if gives else ir.VoidType(), [word] * takes), symbol)
-        for symbol, takes, gives in zip(_PYTHON, (1, 1, 0, 1), (True, True, True, False), strict=True)
+        ir.Function(module, ir.FunctionType(word if writes else ir.VoidType(), [word] * takes), symbol)
+        for symbol, takes, writes in zip(_PYTHON, (1, 1, 0, 1), (True, True, True, False), strict=True)
     )
     function = ir.Function(module, ir.FunctionType(word, [word] * 3), name)
     b = ir.IRBuilder(function.append_basic_block())

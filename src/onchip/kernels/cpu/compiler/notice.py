@@ -7,7 +7,7 @@ import contextlib
 import sys
 import time
 
-from onchip.cache import is_quiet, say_unless_quiet
+from onchip.cache import is_quiet, print_unless_quiet
 
 _FIRST_S, _EACH_S = 1.5, 0.6  # to load Numba, and to compile a function: estimates, no promise
 _BAR = 20  # characters
@@ -27,7 +27,7 @@ class _Notice:
         self.each_s = _EACH_S / processes
         if not _is_terminal():
             seconds = _FIRST_S + self.each_s * count
-            say_unless_quiet(
+            print_unless_quiet(
                 f"onchip: compiling {_kernels(count)} for this machine, once; about {seconds:.0f} s "
                 "(ONCHIP_QUIET=1: not said)",
                 once="compiling",

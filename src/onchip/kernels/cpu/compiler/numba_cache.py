@@ -27,7 +27,7 @@ from numba.core.serialize import dumps
 from onchip.cache import read_entry, write_entry
 from onchip.kernels.cpu.compiler import jit
 from onchip.kernels.cpu.compiler.compile_ahead import WAIT_S, lock_function, unlock_function
-from onchip.kernels.cpu.compiler.kernel_compiler import KernelCompiler, SwallowedCompiler
+from onchip.kernels.cpu.compiler.kernel_compiler import InlinedCompiler, KernelCompiler
 from onchip.kernels.cpu.compiler.notice import notice
 
 _OPTIONS = {"error_model": "numpy"}
@@ -67,10 +67,10 @@ class _KernelCache(NullCache):  # type: ignore[misc]
         unlock_function(folder, key)
 
 
-def swallowed(function: Callable[..., Any], is_inline: bool) -> Any:
+def inlined(function: Callable[..., Any], is_inline: bool) -> Any:
     """A function for other compiled ones."""
     only_inside = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    made = numba.njit(**_OPTIONS, **only_inside, forceinline=is_inline, pipeline_class=SwallowedCompiler)(function)
+    made = numba.njit(**_OPTIONS, **only_inside, forceinline=is_inline, pipeline_class=InlinedCompiler)(function)
     template = made.get_call_template
 
     def get_call_template(args: Any, kws: Any) -> Any:
@@ -108,8 +108,8 @@ class _PlainContext(CPUContext):  # type: ignore[misc]
         inner_type = self.call_conv.get_function_type(fndesc.restype, fndesc.argtypes)
         inner = ir.Function(module, inner_type, fndesc.llvm_func_name)
         kinds = [self.get_value_type(kind) for kind in fndesc.argtypes]
-        gives = self.get_value_type(fndesc.restype) if fndesc.restype is not numba.void else ir.VoidType()
-        wrapper = ir.Function(module, ir.FunctionType(gives, kinds), fndesc.llvm_cfunc_wrapper_name)
+        writes = self.get_value_type(fndesc.restype) if fndesc.restype is not numba.void else ir.VoidType()
+        wrapper = ir.Function(module, ir.FunctionType(writes, kinds), fndesc.llvm_cfunc_wrapper_name)
         b = ir.IRBuilder(wrapper.append_basic_block())
         _, made = self.call_conv.call_function(b, inner, fndesc.restype, fndesc.argtypes, wrapper.args)
         if fndesc.restype is numba.void:
@@ -128,11 +128,11 @@ def _target() -> Any:
     )
 
 
-def compile_linked(function: Callable[..., Any], argument_types: tuple[Any, ...], gives: Any) -> LinkedCode:
+def compile_linked(function: Callable[..., Any], argument_types: tuple[Any, ...], writes: Any) -> LinkedCode:
     """gives: the type of what it returns, or numba.void"""
     # It has no arrays but those at addresses: nobody counts who uses one, in what it swallows either.
     options = {**_OPTIONS, "_nrt": False}
-    made: Any = CFunc(function, (argument_types, gives), locals={}, options=options, pipeline_class=KernelCompiler)
+    made: Any = CFunc(function, (argument_types, writes), locals={}, options=options, pipeline_class=KernelCompiler)
     made._compiler.targetdescr = _target()
     made.compile()
     _, _, (code, _) = made._library.serialize_using_object_code()

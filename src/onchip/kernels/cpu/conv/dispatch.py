@@ -7,7 +7,7 @@ from __future__ import annotations
 from onchip.kernels.cpu.compiler.jit import code_call, compiled, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.conv.operation import CALL_BYTES, put_call
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.recipe import Array
 
 # What `run_images` is told of a network once: its table of L operations, row_bytes apart; `own` floats of scratch and a
@@ -74,7 +74,7 @@ def shared_images(facts: int, B: int, x: int, y: int, threads: int) -> None:
         for skip in range(0, B, group):
             images = min(group, B - skip)
             for row in range(start, stop, row_bytes):
-                run_pieces(_share, (net, row, images, skip, x, y, threads), threads, threads)
+                run_tasks(_share, (net, row, images, skip, x, y, threads), threads, threads)
         start = stop
 
 
@@ -89,4 +89,4 @@ def run_images(facts: int, operands: int, B: int, threads: int) -> None:
     threads = max(1, min(threads, B * net[_FLOP] // _THREAD_FLOP))
     rounds = (B + most * threads - 1) // (most * threads)
     tile = (B + rounds * threads - 1) // (rounds * threads)  # as many tiles for each thread
-    run_pieces(_tile, (net, tile, B, x, y), (B + tile - 1) // tile, threads)
+    run_tasks(_tile, (net, tile, B, x, y), (B + tile - 1) // tile, threads)

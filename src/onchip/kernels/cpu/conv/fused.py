@@ -31,7 +31,7 @@ from onchip.kernels.cpu.conv.operation import CALL_BYTES
 from onchip.kernels.cpu.conv.operations.rows import LookUp
 from onchip.kernels.cpu.conv.program import SUPPORTED, Program
 from onchip.kernels.cpu.conv.scratch import Scratch
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.gemm.tile import aligned_zeros
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch
 from onchip.network.graph import Network, Node
@@ -91,22 +91,22 @@ class ConvFused:
         why = f"{images} rows at a time, as many through a layer as stay in cache"
         for last in _layouts(net, nodes, program):
             turned = (given.row_bytes for given, is_last in zip((x, y), last, strict=True) if not is_last)
-            price = CorePrice(
+            cost = CoreCost(
                 program.image_flop,
                 x.row_bytes + 4 * sum(map(net.row_looked_up, nodes)) + y.row_bytes,
                 weight_bytes,
-                turned_bytes=sum(turned),
+                transposed_bytes=sum(turned),
                 row_cache_bytes=4 * program.image_moves,
-                rows_a_core=0 if _is_shared(program) else 1,
+                rows_per_core=0 if _is_shared(program) else 1,
                 tile_rows=images,
                 tile_bytes=weight_bytes if weight_bytes > device.cache_bytes else 0,
                 tile_us=_CALL_US * len(program.operations),
             )
             yield Claim(
-                self.name, instance, tuple(node.name for node in nodes), price, why,
+                self.name, instance, tuple(node.name for node in nodes), cost, why,
                 program.recipes, scratch_bytes, program.order, Facts(program, images, scratch, last),
                 reads={program.source: Use(CHANNELS_LAST)} if last[0] else {},
-                gives={nodes[-1].name: CHANNELS_LAST} if last[1] else {},
+                writes={nodes[-1].name: CHANNELS_LAST} if last[1] else {},
             )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:

@@ -6,7 +6,7 @@ from onchip.kernels.cpu.compiler.jit import ALL, code_call, compiled, floats_at,
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.elementwise.activation import activate
 from onchip.kernels.cpu.elementwise.function import apply, combine
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.recipe import Array
 
 BLOCK = 1024  # numbers: 4 KiB of each value
@@ -125,4 +125,4 @@ def run_blocks(facts: int, operands: int, B: int, threads: int) -> None:
         memory[i] = given[i]
     rows, blocks = max(1, BLOCK // size), (size + BLOCK - 1) // BLOCK
     pieces = (B + rows - 1) // rows * blocks
-    run_pieces(_block, (run, B), pieces, max(1, min(threads, pieces // FEW)))
+    run_tasks(_block, (run, B), pieces, max(1, min(threads, pieces // FEW)))

@@ -105,7 +105,7 @@ _QUARTER_TURN, _QUARTER_REST = _f(math.pi / 2), _f(math.pi / 2 - float(_f(math.p
 _LN_2, _LOG2_E, _ROOT_HALF_BITS, _FRACTION = math.log(2), math.log2(math.e), 0x3FE6A09E667F3BCD, (1 << 52) - 1
 _TINY_ANGLE = _f(1e-4)  # its own tangent, to the last digit
 _TINY, _LARGEST = _f(2.0**-126), np.finfo(_f).max
-_MOST_EXPONENT = 300.0  # exp of more is no float32, of less than its negative 0
+_MAX_EXPONENT = 300.0  # exp of more is no float32, of less than its negative 0
 
 
 @compiled(inline=True)
@@ -181,8 +181,8 @@ def _power(a: np.float32, b: np.float32) -> np.float32:
     series = 1 / 11 + q * (1 / 13 + q * (1 / 15 + q * (1 / 17)))
     series = 1.0 + q * (1 / 3 + q * (1 / 5 + q * (1 / 7 + q * (1 / 9 + q * series))))
     exponent = np.float64(b) * (np.float64(bits >> 52) * _LN_2 + 2.0 * s * series)
-    inside = exponent if exponent > -_MOST_EXPONENT else -_MOST_EXPONENT
-    inside = inside if inside < _MOST_EXPONENT else _MOST_EXPONENT
+    inside = exponent if exponent > -_MAX_EXPONENT else -_MAX_EXPONENT
+    inside = inside if inside < _MAX_EXPONENT else _MAX_EXPONENT
     n = np.floor(inside * _LOG2_E + 0.5)
     r = inside - n * _LN_2
     c = 1 / 120 + r * (1 / 720 + r * (1 / 5040 + r * (1 / 40320 + r * (1 / 362880))))

@@ -17,8 +17,8 @@ from onchip.network.layers import Add, Div, Equal, Greater, GreaterOrEqual, Laye
 _f, _i = np.float32, np.int32
 _INFINITY, _SIGN_16 = _i(0x7F800000), _i(0x8000)
 _UP = _f(2.0**112)  # from the exponents of float16 to those of float32
-_HALF_MOST, _HALF_LEAST = _f(65520), _f(2.0**-14)  # from here on an infinity; below it float16 has fewer digits
-_HALF, _HALF_BITS = _f(0.5), _i(0x3F000000)  # sums of it and less than _HALF_LEAST end where float16's digits do
+_HALF_MAX, _HALF_MIN = _f(65520), _f(2.0**-14)  # from here on an infinity; below it float16 has fewer digits
+_HALF, _HALF_BITS = _f(0.5), _i(0x3F000000)  # sums of it and less than _HALF_MIN end where float16's digits do
 
 _number = linked(*(types.int64,) * 5)  # a function of: where to, first, second, how many numbers, a code
 
@@ -114,8 +114,8 @@ def to_float16(to: int, source: int, _: int, count: int, code: int) -> None:
         number = _f(size.view(np.float32))
         few = _f(number + _HALF)
         many = ((size + 0xFFF + (size >> 13 & 1)) >> 13) - (112 << 10)
-        finite = many if number >= _HALF_LEAST else few.view(np.int32) - _HALF_BITS
-        made = finite if number < _HALF_MOST else 0x7C00
+        finite = many if number >= _HALF_MIN else few.view(np.int32) - _HALF_BITS
+        made = finite if number < _HALF_MAX else 0x7C00
         made = made if number == number else 0x7E00 | (size >> 13 & 0x3FF)
         y[n] = np.int16(made | (x[n] >> 16 & _SIGN_16))
 

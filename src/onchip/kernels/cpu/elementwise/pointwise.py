@@ -21,7 +21,7 @@ from onchip.kernels.batch_norm import batch_norm_parts
 from onchip.kernels.cpu.compiler.jit import address, address_of
 from onchip.kernels.cpu.conv.match import Run as ImageRun
 from onchip.kernels.cpu.conv.match import runs_of
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.elementwise.activation import code_of
 from onchip.kernels.cpu.elementwise.block import (
     ACTIVATE,
@@ -61,7 +61,7 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 
-MOST_NODES, NEAR = 64, 8
+MAX_NODES, NEAR = 64, 8
 _LONG_RUN = 8  # numbers of a stretched value that are copied, not looked up one by one
 _MOVES, _NORMS = (Reshape, Identity, Dropout), (BatchNorm1d, BatchNorm2d)
 
@@ -298,12 +298,12 @@ class Pointwise:
         another kernel took the first layers along; not everywhere, for a long chain's sake."""
         first, begins = net.nodes[start], _begins(net)
         behind = start - begins[start]
-        is_start = begins[start] >= 0 and (behind <= NEAR or behind % MOST_NODES == 0)
+        is_start = begins[start] >= 0 and (behind <= NEAR or behind % MAX_NODES == 0)
         if job.is_training or not is_start or isinstance(first.layer, _MOVES):
             return
         nodes = [
             net.nodes[i]
-            for i in range(start, min(start + MOST_NODES, len(net.nodes)))
+            for i in range(start, min(start + MAX_NODES, len(net.nodes)))
             if begins[i] == begins[start]  # they stand next to each other
         ]
         while isinstance(nodes[-1].layer, _MOVES):  # a view costs less
@@ -326,16 +326,16 @@ class Pointwise:
         cached = 2 * size * len(writer.table)  # of 4 bytes: the first cache is quicker than the price's
         kinds = ",".join(dict.fromkeys(node.layer.kind for node in nodes))
         fixed = sum(recipe.nbytes for recipe in writer.recipes.values())
-        price = CorePrice(sum(map(net.row_flop, nodes)), moved, fixed, row_cache_bytes=cached)
+        cost = CoreCost(sum(map(net.row_flop, nodes)), moved, fixed, row_cache_bytes=cached)
         why = "one pass over memory" if len(nodes) > 1 else "one layer by itself"
         claim = Claim(
-            self.name, f"{self.name}<{kinds}>", tuple(node.name for node in nodes), price, why, writer.recipes,
+            self.name, f"{self.name}<{kinds}>", tuple(node.name for node in nodes), cost, why, writer.recipes,
             facts=writer.run(),
         )  # fmt: skip
         yield claim
-        if _may_turn(net, nodes, writer):
+        if _may_be_nhwc(net, nodes, writer):
             reads = dict.fromkeys(writer.inputs, Use(CHANNELS_LAST))
-            yield dataclasses.replace(claim, reads=reads, gives=dict.fromkeys(writer.outputs, CHANNELS_LAST))
+            yield dataclasses.replace(claim, reads=reads, writes=dict.fromkeys(writer.outputs, CHANNELS_LAST))
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         run = claim.facts
@@ -362,7 +362,7 @@ class Pointwise:
         return CompiledLaunch(address_of(run_blocks), facts)
 
 
-def _may_turn(net: Network, nodes: Sequence[Node], writer: _Writer) -> bool:
+def _may_be_nhwc(net: Network, nodes: Sequence[Node], writer: _Writer) -> bool:
     """Whether the run does not care how its values lie: each number is made of those at its own place."""
     values, first = (*writer.inputs, *(node.name for node in nodes)), net.types[writer.inputs[0]].shape
     are_alike = not writer.recipes and all(net.types[value].shape == first for value in values)

@@ -11,10 +11,10 @@ import numpy as np
 from onchip.kernels.chain import in_layouts
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.elementwise.activation import NO_NORMALISER, NORMALISERS, activate, code_of, normalise
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch, words
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, IDENTITY
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise, Layer, LogSoftmax, Softmax
@@ -49,7 +49,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     lines, width = B * layer[_LINES], layer[_WIDTH]
     rows = max(1, _BLOCK_NUMBERS // width)
     threads = max(1, min(threads, lines * width // _THREAD_NUMBERS))
-    run_pieces(_block, (x, y, lines, rows, layer), (lines + rows - 1) // rows, threads)
+    run_tasks(_block, (x, y, lines, rows, layer), (lines + rows - 1) // rows, threads)
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Rowwise:
             yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
             return
         # A copy from memory to memory, then what is done to it where it lies.
-        price = CorePrice(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=2 * y.row_bytes)
+        cost = CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=2 * y.row_bytes)
         claim = Claim(
-            self.name, f"rowwise<{node.layer.kind}>", (node.name,), price, "one layer by itself",
+            self.name, f"rowwise<{node.layer.kind}>", (node.name,), cost, "one layer by itself",
             order="in order" if isinstance(node.layer, Softmax | LogSoftmax) else "",
             facts=Facts(node.layer, x.row_shape),
         )  # fmt: skip

@@ -18,9 +18,9 @@ import numpy as np
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int32_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Embedding, GlobalMean, GlobalSum, TokenConv
 from onchip.network.recipe import Array, Recipe, recipe_op
@@ -89,7 +89,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     together = max(1, _TASK_NUMBERS // numbers)
     threads = max(1, min(threads, lines * numbers // _THREAD_NUMBERS))
     given = (layer, int_at(operands), int_at(operands + 8), lines, together)
-    run_pieces(_lines, given, (lines + together - 1) // together, threads)
+    run_tasks(_lines, given, (lines + together - 1) // together, threads)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Facts:
     name: str  # of the ids
 
 
-class LookUpAlone:
+class LookUpKernel:
     name = "lookup"
     device_kind = "cpu"
     precisions = ("fp32",)
@@ -119,19 +119,19 @@ class LookUpAlone:
         V, *_, E = (int(d) for d in net.weights[node.weights["weight"]].shape)
         table = Recipe.of(with_bias, names, (V, E), flop=V * E if len(names) > 1 else 0)
         is_turned = isinstance(node.layer, TokenConv) and has_channels(y)
-        gives = {node.name: CHANNELS_LAST} if is_turned else {}
+        writes = {node.name: CHANNELS_LAST} if is_turned else {}
         for nodes, how in _ways(net, start):
             S = int(ids.shape[-1]) if how != _COPY else 1
             facts = Facts(how, S, ids.row_size // max(1, S), DTYPE_BYTES[ids.dtype], node.inputs[0])
             looked_up = 4 * net.row_looked_up(node)
-            price = CorePrice(
+            cost = CoreCost(
                 sum(map(net.row_flop, nodes)), ids.row_bytes + looked_up + net.types[nodes[-1].name].row_bytes,
                 row_cache_bytes=looked_up,
             )  # fmt: skip
             yield Claim(
                 self.name, f"{self.name}<{','.join(each.layer.kind for each in nodes)}>",
-                tuple(each.name for each in nodes), price, f"rows of {V:,} by ids", {"table": table},
-                order=f"in order, parts of {_PART}" if how != _COPY else "", facts=facts, gives=gives,
+                tuple(each.name for each in nodes), cost, f"rows of {V:,} by ids", {"table": table},
+                order=f"in order, parts of {_PART}" if how != _COPY else "", facts=facts, writes=writes,
             )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
@@ -164,8 +164,8 @@ def _is_of_one_tap(net: Network, node: Node) -> bool:
     if not isinstance(layer, TokenConv) or layer.stride != 1 or layer.pads != (0, 0):
         return False
     y = net.types[node.name]
-    may_turn = not has_channels(y) or (bool(net.readers(node.name)) and node.name not in net.outputs)
-    return net.weights[node.weights["weight"]].shape[1] == 1 and may_turn
+    may_be_nhwc = not has_channels(y) or (bool(net.readers(node.name)) and node.name not in net.outputs)
+    return net.weights[node.weights["weight"]].shape[1] == 1 and may_be_nhwc
 
 
 def _ways(net: Network, start: int) -> Iterator[tuple[tuple[Node, ...], int]]:

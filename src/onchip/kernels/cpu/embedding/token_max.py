@@ -25,11 +25,11 @@ from onchip.errors import KernelError
 from onchip.kernels.chain import given_ids
 from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.jit import address, compiled
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.elementwise.activation import activate, code_of
 from onchip.kernels.cpu.embedding.gather import BFLOAT16, BLOCK, FLOAT8, FLOAT16, FLOAT32, VECS, gather_max
 from onchip.kernels.cpu.gemm.tile import aligned_zeros, padded, padded_bias
-from onchip.kernels.cpu.threading.threads import Spare, run_pieces
+from onchip.kernels.cpu.threading.threads import Spare, run_tasks
 from onchip.kernels.fp8_tables import in_fp8, peaks_of, table_peaks
 from onchip.kernels.fp8_tables import scales as channel_scales
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
@@ -127,7 +127,7 @@ def _run(
     scratch, addresses  a row per thread
     """
     arguments = (ids, lengths, tables, biases, scales, facts, dtype, y, scratch, addresses)
-    run_pieces(_features, arguments, len(ids) * len(facts), threads)
+    run_tasks(_features, arguments, len(ids) * len(facts), threads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,14 +180,14 @@ class TokenMax:
         if sum(recipe.nbytes for recipe in recipes.values()) <= device.fast_bytes:
             reads = 0  # such tables come from the cache
         ids = net.types[branches[0].conv.inputs[0]]
-        price = CorePrice(
+        cost = CoreCost(
             sum(map(net.row_flop, nodes)), ids.row_bytes + reads + net.types[nodes[-1].name].row_bytes,
-            row_cache_bytes=added, rows_a_core=1,
+            row_cache_bytes=added, rows_per_core=1,
         )  # fmt: skip
         taps = "+".join(str(row[0]) for row in rows)
         yield Claim(
             self.name, f"token_max<{taps},{rows[0][5]}{'' if job.tables == 'fp32' else ',' + job.tables}>",
-            tuple(node.name for node in nodes), price,
+            tuple(node.name for node in nodes), cost,
             why=f"{sum(row[0] * row[3] for row in rows)} rows looked up and added a sentence, maxima in registers",
             recipes=recipes, fast_bytes=4 * sum(row[4] for row in rows), facts=Facts(np.array(rows, np.int64), dtype),
             order="the bias, then taps in order",

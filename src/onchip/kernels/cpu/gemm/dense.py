@@ -9,7 +9,7 @@ from onchip.kernels.cpu.compiler.jit import compiled, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.gemm.tile import (
     LINE_PANELS,
-    MOST_ROWS,
+    MAX_ROWS,
     PANEL,
     VECS_WIDE,
     multiply_line,
@@ -19,7 +19,7 @@ from onchip.kernels.cpu.gemm.tile import (
 )
 
 CHUNK = 128  # k steps per cache block: a panel's chunk (32 KiB with AVX-512) stays in L1 while all rows use it
-_MOST_WIDE, _MOST_PAIR, _MOST_SINGLE = MOST_ROWS[VECS_WIDE], MOST_ROWS[2], MOST_ROWS[1]
+_MAX_WIDE, _MAX_PAIR, _MAX_SINGLE = MAX_ROWS[VECS_WIDE], MAX_ROWS[2], MAX_ROWS[1]
 _BLOCK_FLOATS = 64 << 10  # floats of dst per column block: 256 KiB
 _NO_FLOOR = np.float32(-np.inf)
 
@@ -36,11 +36,11 @@ def multiply_panel(
     if rows <= 0:
         return
     if width == PANEL:
-        tiles = (rows + _MOST_WIDE - 1) // _MOST_WIDE
+        tiles = (rows + _MAX_WIDE - 1) // _MAX_WIDE
     elif width == 2 * LANES:
-        tiles = (rows + _MOST_PAIR - 1) // _MOST_PAIR
+        tiles = (rows + _MAX_PAIR - 1) // _MAX_PAIR
     else:
-        tiles = (rows + _MOST_SINGLE - 1) // _MOST_SINGLE
+        tiles = (rows + _MAX_SINGLE - 1) // _MAX_SINGLE
     few = rows // tiles  # one division for all tiles: it takes as long as a small tile
     larger = rows - few * tiles  # tiles with one more row
     r = 0

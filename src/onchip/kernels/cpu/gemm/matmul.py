@@ -18,14 +18,14 @@ import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import ALL, address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.cost import TILE_SHARE, CorePrice
+from onchip.kernels.cpu.cost import TILE_SHARE, CoreCost
 from onchip.kernels.cpu.elementwise.activation import SOFTMAX, normalise
 from onchip.kernels.cpu.gemm import tile
 from onchip.kernels.cpu.gemm.dense import dense, next_panel, padded_width
 from onchip.kernels.cpu.gemm.strided import Run, Seen, find_run
 from onchip.kernels.cpu.gemm.tile import aligned_zeros, padded
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network
 from onchip.network.recipe import Array, Recipe, as_is
 from onchip.plan.device import Device
@@ -33,7 +33,7 @@ from onchip.plan.kernel import Claim, Job, Refusal
 
 _ROWS = 64  # matrix rows per work item
 _THREAD_FLOP = 100_000  # per thread: below this a thread is not woken
-_MOST_FRONT = 6
+_MAX_FRONT = 6
 # Time on one core besides the gemms: per row block of a matrix, per copied line, per softmax element. Measured at
 # 2.5 GHz with 512-bit vectors.
 _MATRIX_US, _LINE_US, _WEIGHT_US = 0.2, 0.015, 0.003
@@ -45,7 +45,7 @@ _NO_FLOOR, _ONE, _ZERO = np.float32(-np.inf), np.float32(1), np.float32(0)
 # strides.
 _M, _K, _N, _D, _IS_ATTENTION, _HAS_MASK, _SCALE, _SCRATCH, _OWN, _ZEROS, _FLOP, _FRONT, _MATRICES = range(13)
 _A, _B, _C, _MASK, _Y, _AXES = 13, 19, 25, 31, 37, 43
-_WORDS = _AXES + 6 * _MOST_FRONT
+_WORDS = _AXES + 6 * _MAX_FRONT
 _FROM, _WHERE, _BATCH, _ROW, _ALONG, _AT = range(6)
 
 
@@ -152,7 +152,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     """Entry point of a CompiledLaunch."""
     run = ints_at(facts, _WORDS)
     pieces = B * run[_MATRICES] * ((run[_M] + _ROWS - 1) // _ROWS)
-    run_pieces(_matrix, (run, operands), pieces, max(1, min(threads, B * run[_FLOP] // _THREAD_FLOP)))
+    run_tasks(_matrix, (run, operands), pieces, max(1, min(threads, B * run[_FLOP] // _THREAD_FLOP)))
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Facts:
     weights: tuple[str, ...]  # names in the network; recipes call them w0, w1, ...
 
 
-class MatMulAlone:
+class MatMulKernel:
     name = "matmul"
     device_kind = "cpu"
     precisions = ("fp32",)
@@ -178,8 +178,8 @@ class MatMulAlone:
         if any(given.dtype != "float32" for given in (*used, *map(net.weight_type, weights))):
             yield Refusal(self.name, run.nodes[0].name, "computes on float32")
             return
-        if len(run.front) > _MOST_FRONT:
-            yield Refusal(self.name, run.nodes[0].name, f"walks over {_MOST_FRONT} axes in front of its matrices")
+        if len(run.front) > _MAX_FRONT:
+            yield Refusal(self.name, run.nodes[0].name, f"walks over {_MAX_FRONT} axes in front of its matrices")
             return
         inside = {node.name for node in run.nodes}
         inputs = tuple(dict.fromkeys(v for node in run.nodes for v in node.inputs if v not in inside))
@@ -192,7 +192,7 @@ class MatMulAlone:
         moved = sum(net.types[value].row_bytes for value in (*inputs, run.nodes[-1].name))
         parts = -(-M // _ROWS)
         lines = parts * (K + (N if D else 0)) + M  # packed into panels, and written
-        price = CorePrice(
+        cost = CoreCost(
             flop, moved, sum(recipe.nbytes for recipe in recipes.values()),
             share=TILE_SHARE * N * (K + D) / (K * padded(N) + N * padded(D)), tile_rows=1,
             tile_us=matrices * (_MATRIX_US * parts + _LINE_US * lines + (_WEIGHT_US * M * N if D else 0)),
@@ -200,7 +200,7 @@ class MatMulAlone:
         label = f"attention<{matrices},{M},{K},{N},{D}>" if run.c else f"matmul<{M},{K},{N}>"
         why = "scores stay in cache, heads are read where they lie" if run.c else "a product of two values"
         yield Claim(
-            self.name, label, tuple(node.name for node in run.nodes), price, why, recipes,
+            self.name, label, tuple(node.name for node in run.nodes), cost, why, recipes,
             fast_bytes=4 * _own(run.sizes), order=f"{tile.ORDER}; softmax in order" if run.c else tile.ORDER,
             facts=Facts(run, inputs, flop, weights),
         )  # fmt: skip
@@ -226,7 +226,7 @@ class MatMulAlone:
             has = int(run.c is not None), int(run.mask is not None), scale if run.scale else 0
             numbers = words(
                 M, K, N, D, *has, scratch, own, zeros, told.flop, len(front), math.prod(front), *placed, *axes,
-                *[0] * 6 * (_MOST_FRONT - len(front)),
+                *[0] * 6 * (_MAX_FRONT - len(front)),
             )  # fmt: skip
             return address(numbers), (numbers, scratch, zeros, scale, kept)
 

@@ -35,7 +35,7 @@ Scales = tuple[tuple[str, str], ...]  # (weight of one element, "Mul" or "Div")
 
 _SAME = (Identity, Dropout)
 _MOVES = (Reshape, Permute, Slice, Gather, *_SAME)
-MOST_OPERANDS = 3  # operands of a chain's products: a, b, c
+MAX_OPERANDS = 3  # operands of a chain's products: a, b, c
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class _Walk:
         moved = _moved(node.layer, view, self.net.types[node.name].row_shape)
         if moved is None:
             return False
-        if len(ends := self.ends - {value} | {node.name}) > MOST_OPERANDS:
+        if len(ends := self.ends - {value} | {node.name}) > MAX_OPERANDS:
             return False  # more than the products can read; bounds the walk, which restarts at every node
         self.ends = ends
         self.views[node.name] = source, moved

@@ -27,14 +27,14 @@ from onchip.network.recipe import Array, Recipe, recipe_op
 # A full panel uses ROWS_WIDE x VECS_WIDE register tiles; the remaining columns use ROWS_NARROW rows by two vectors or
 # one. With the 32 registers of AVX-512, 6 x 4 beats 4 x 4 by 1 to 11 %, 5 x 4 and 7 x 4 by 5 %: fewer loads per FMA and
 # no spills. 4-lane vectors also keep the loaded elements of a in registers: 4 x 4 fits their 32.
-# multiply_rows supports up to MOST_ROWS: 10 rows by one vector take 5.5 cycles per step, two tiles of 5 rows take 8,
+# multiply_rows supports up to MAX_ROWS: 10 rows by one vector take 5.5 cycles per step, two tiles of 5 rows take 8,
 # because so few accumulators do not hide the FMA latency.
 UNROLL = 4  # k steps per loop iteration: amortises the loop overhead
 VECS_WIDE = 4 if VECTOR_REGISTERS >= 32 else 2
 PANEL = VECS_WIDE * LANES
 ROWS_WIDE, ROWS_NARROW = 4 if LANES == UNROLL else 6, 8
 LINE_PANELS = 2  # panels multiplied at once for a single row
-MOST_ROWS = {1: 10, 2: ROWS_NARROW} | {VECS_WIDE: ROWS_WIDE}  # by number of vectors
+MAX_ROWS = {1: 10, 2: ROWS_NARROW} | {VECS_WIDE: ROWS_WIDE}  # by number of vectors
 ORDER = "k in order, " + ("one rounding a term" if HAS_FMA else "two roundings a term")
 
 
@@ -70,7 +70,7 @@ def multiply_rows(
     typing_context: Any, a: Any, a_row: Any, w: Any, init: Any, init_row: Any, out: Any, out_row: Any, H: Any, a_h: Any,
     K: Any, floor: Any, rows: Any, vecs: Any,
 ) -> Any:  # fmt: skip
-    """multiply_tile for 1 <= rows <= MOST_ROWS[vecs], where rows is a runtime value; a_k is 4.
+    """multiply_tile for 1 <= rows <= MAX_ROWS[vecs], where rows is a runtime value; a_k is 4.
 
     w is one packed panel: its vectors are contiguous, with no gap between k steps.
     """
@@ -86,7 +86,7 @@ def multiply_rows(
         def tile(size: int) -> Callable[[], None]:
             return lambda: _emit_tile(builder, given, size, count)
 
-        emit.switch(builder, rows, {size: tile(size) for size in range(1, MOST_ROWS[count] + 1)})
+        emit.switch(builder, rows, {size: tile(size) for size in range(1, MAX_ROWS[count] + 1)})
         return context.get_dummy_value()
 
     return signature, codegen

@@ -25,26 +25,26 @@ from onchip.kernels.cpu.compiler.jit import (
     linked,
 )
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Interleave, Layer, Permute
 from onchip.network.recipe import Array
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying, row_axis_lying
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, stored_row_axis, stored_type
 
 _TASK_WORDS = 1 << 12  # of y that a thread takes at a time, at least
-_MOST_OUTER = 6  # axes of a box in front of its plane
+_MAX_OUTER = 6  # axes of a box in front of its plane
 
 # What `_run` is told of a launch once; a word is four bytes, or one. Then of each box: the operand that it is copied
 # from and the words of its row, its planes, where it begins in x and y, lines and numbers of a plane with their steps
 # in x and in y, how many axes are in front, and the size of each with its steps.
 _BOXES, _COUNT, _Y, _Y_ROW, _PLANES, _TOGETHER, _IS_BYTES, _WORDS = range(8)
 _FROM, _X_ROW, _OWN, _X_AT, _Y_AT, _LINES, _X_LINE, _Y_LINE, _N, _X_N, _Y_N, _AXES, _FIRST_AXIS = range(13)
-_BOX_WORDS = _FIRST_AXIS + 3 * _MOST_OUTER
+_BOX_WORDS = _FIRST_AXIS + 3 * _MAX_OUTER
 
 
 @compiled(inline=True)
@@ -93,7 +93,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     launch = ints_at(facts, _WORDS)
     planes = B * launch[_PLANES]
     pieces = (planes + launch[_TOGETHER] - 1) // launch[_TOGETHER]
-    run_pieces(_planes, (launch, operands, planes), pieces, max(1, min(threads, pieces // 2)))
+    run_tasks(_planes, (launch, operands, planes), pieces, max(1, min(threads, pieces // 2)))
 
 
 @dataclass(frozen=True)
@@ -140,27 +140,27 @@ class Move:
             return
         values = tuple(dict.fromkeys(node.inputs))
         moved = net.types[node.name].row_bytes
-        for layout in (ROWS, CHANNELS_LAST) if _may_turn(net, node) else (ROWS,):
+        for layout in (ROWS, CHANNELS_LAST) if _may_be_nhwc(net, node) else (ROWS,):
             is_last = layout == CHANNELS_LAST
             boxes = _boxes(net, node, layout)
-            if any(len(box.axes(2)) > 2 + _MOST_OUTER for box in boxes):
-                yield Refusal(self.name, node.name, f"walks over at most {2 + _MOST_OUTER} axes of a row")
+            if any(len(box.axes(2)) > 2 + _MAX_OUTER for box in boxes):
+                yield Refusal(self.name, node.name, f"walks over at most {2 + _MAX_OUTER} axes of a row")
                 return
             facts = Facts(boxes, len(values), net.types[node.name].row_size, DTYPE_BYTES[net.types[node.name].dtype])
             yield Claim(
                 self.name, f"{self.name}<{node.layer.kind}>", (node.name,),
-                CorePrice(0, 2 * moved, row_cache_bytes=_cached(facts)), "one layer by itself", facts=facts,
+                CoreCost(0, 2 * moved, row_cache_bytes=_cached(facts)), "one layer by itself", facts=facts,
                 reads=dict.fromkeys(values, Use(layout)) if is_last else {},
-                gives={node.name: layout} if is_last else {},
+                writes={node.name: layout} if is_last else {},
             )  # fmt: skip
 
     def conversion(self, net: Network, value: str, given: str, wanted: str, device: Device, job: Job) -> Claim:
-        there, rank = lying(net.types[value], given), len(net.types[value].shape)
+        there, rank = stored_type(net.types[value], given), len(net.types[value].shape)
         turn = Permute((0, *range(2, rank), 1) if wanted == CHANNELS_LAST else (0, rank - 1, *range(1, rank - 1)))
         facts = Facts((_turned(turn, there.row_shape),), 1, there.row_size, DTYPE_BYTES[there.dtype])
         return Claim(
-            self.name, f"{self.name}<{wanted}>", (), CorePrice(0, 2 * there.row_bytes, row_cache_bytes=_cached(facts)),
-            f"{value} lies in {given}", facts=facts, reads={value: Use(given)}, gives={value: wanted},
+            self.name, f"{self.name}<{wanted}>", (), CoreCost(0, 2 * there.row_bytes, row_cache_bytes=_cached(facts)),
+            f"{value} lies in {given}", facts=facts, reads={value: Use(given)}, writes={value: wanted},
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
@@ -194,7 +194,7 @@ def _cached(facts: Facts) -> int:
     return facts.y_row * facts.nbytes * (2 if is_turned else 1)
 
 
-def _may_turn(net: Network, node: Node) -> bool:
+def _may_be_nhwc(net: Network, node: Node) -> bool:
     """Whether its values may all lie with channels last: none of them is at the network's own ends."""
     inside = not any(value in net.inputs for value in node.inputs) and bool(net.readers(node.name))
     is_joined = isinstance(node.layer, Concat) and len(net.types[node.name].shape) > 2
@@ -204,9 +204,9 @@ def _may_turn(net: Network, node: Node) -> bool:
 def _boxes(net: Network, node: Node, layout: str) -> tuple[Box, ...]:
     values, rows = (
         tuple(dict.fromkeys(node.inputs)),
-        [lying(given, layout).row_shape for given in net.input_types(node)],
+        [stored_type(given, layout).row_shape for given in net.input_types(node)],
     )
-    y, layer = lying(net.types[node.name], layout).row_shape, node.layer
+    y, layer = stored_type(net.types[node.name], layout).row_shape, node.layer
     if isinstance(layer, Permute):
         return (_turned(layer, rows[0]),)
     boxes, along = [], 0
@@ -239,7 +239,7 @@ def _strides(layer: Layer) -> tuple[int, ...]:
 
 def _axis(layer: Layer, rank: int, layout: str) -> int:
     assert isinstance(layer, Concat)
-    return row_axis_lying(layer.axis % rank, rank, layout)
+    return stored_row_axis(layer.axis % rank, rank, layout)
 
 
 def _steps(row: Sequence[int]) -> tuple[int, ...]:

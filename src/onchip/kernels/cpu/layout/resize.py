@@ -17,10 +17,10 @@ import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
-from onchip.kernels.cpu.threading.threads import run_pieces
-from onchip.kernels.selection import axis_taps, may_turn, resize_parts
+from onchip.kernels.cpu.threading.threads import run_tasks
+from onchip.kernels.selection import axis_taps, may_be_nhwc, resize_parts
 from onchip.network.graph import Network
 from onchip.network.layers import LinearResize
 from onchip.network.recipe import Array
@@ -97,7 +97,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     lines, width = B * layer[_ROW_LINES], layer[_COUNTS + 2] * layer[_RUN]
     together = max(1, _TASK_NUMBERS // max(1, width))
     threads = max(1, min(threads, lines * width // _TASK_NUMBERS))
-    run_pieces(_lines, (x, y, lines, together, layer), (lines + together - 1) // together, threads)
+    run_tasks(_lines, (x, y, lines, together, layer), (lines + together - 1) // together, threads)
 
 
 @dataclass(frozen=True)
@@ -120,20 +120,20 @@ class Resize:
         if x.dtype != "float32":
             yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
             return
-        for layout in (ROWS, CHANNELS_LAST) if may_turn(net, node) else (ROWS,):
+        for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc(net, node) else (ROWS,):
             parts = resize_parts(node.layer, x, layout)
             if parts is None:
                 continue
             by_itself = _NUMBER_BYTES if parts.run == 1 and parts.is_resized[-1] else 1
-            price = CorePrice(
+            cost = CoreCost(
                 net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=(1 + by_itself) * y.row_bytes
             )
             is_last = layout == CHANNELS_LAST
             yield Claim(
-                self.name, f"{self.name}<linear>", (node.name,), price, "one layer by itself", order="axis by axis",
+                self.name, f"{self.name}<linear>", (node.name,), cost, "one layer by itself", order="axis by axis",
                 facts=Facts(node.layer, x.row_shape, layout),
                 reads={node.inputs[0]: Use(layout)} if is_last else {},
-                gives={node.name: layout} if is_last else {},
+                writes={node.name: layout} if is_last else {},
             )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:

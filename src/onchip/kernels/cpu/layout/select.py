@@ -25,10 +25,10 @@ from onchip.kernels.cpu.compiler.jit import (
     linked,
 )
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
-from onchip.kernels.cpu.threading.threads import run_pieces
-from onchip.kernels.selection import may_turn, tables_for
+from onchip.kernels.cpu.threading.threads import run_tasks
+from onchip.kernels.selection import may_be_nhwc, tables_for
 from onchip.network.graph import Network
 from onchip.network.layers import Selection
 from onchip.network.recipe import Array
@@ -126,7 +126,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
         return
     together = max(1, _TASK_NUMBERS // width)
     threads = max(1, min(threads, lines * width // _TASK_NUMBERS))
-    run_pieces(_lines, (x, y, lines, together, facts), (lines + together - 1) // together, threads)
+    run_tasks(_lines, (x, y, lines, together, facts), (lines + together - 1) // together, threads)
 
 
 def stretches_of(places: Array, run: int) -> Array:
@@ -156,13 +156,13 @@ class Select:
         if job.is_training or not isinstance(layer, Selection):
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
-        for layout in (ROWS, CHANNELS_LAST) if may_turn(net, node) else (ROWS,):
+        for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc(net, node) else (ROWS,):
             is_last = layout == CHANNELS_LAST
             yield Claim(
                 self.name, f"{self.name}<{layer.kind}>", (node.name,),
-                CorePrice(0, min(x.row_bytes, y.row_bytes) + y.row_bytes, row_cache_bytes=y.row_bytes),
+                CoreCost(0, min(x.row_bytes, y.row_bytes) + y.row_bytes, row_cache_bytes=y.row_bytes),
                 "one layer by itself", facts=Facts(layer, x.row_shape, x.dtype, layout),
-                reads={node.inputs[0]: Use(layout)} if is_last else {}, gives={node.name: layout} if is_last else {},
+                reads={node.inputs[0]: Use(layout)} if is_last else {}, writes={node.name: layout} if is_last else {},
             )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:

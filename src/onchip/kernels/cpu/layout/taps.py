@@ -20,9 +20,9 @@ from onchip.kernels.cpu.compiler import emit
 from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Gather, GlobalSum, Layer, Mask, Mul, Reshape
 from onchip.network.recipe import Array, Recipe, as_is
@@ -119,7 +119,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     if group[_INNER] == 1:
         together = (together + _TOGETHER - 1) // _TOGETHER * _TOGETHER
     threads = max(1, min(threads, lines * width // _TASK_ELEMENTS))
-    run_pieces(_lines, (x, y, lines, together, group), (lines + together - 1) // together, threads)
+    run_tasks(_lines, (x, y, lines, together, group), (lines + together - 1) // together, threads)
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,9 @@ class Taps:
         # A tap of a vector is a third of a copy; what is less than a vector is summed by itself.
         summed = taps * y.row_bytes // 3 if inner == 1 or inner >= LANES else 4 * taps * y.row_bytes
         transposed = 2 * (x.row_bytes + y.row_bytes) if inner == 1 else 0
-        price = CorePrice(sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, row_cache_bytes=summed + transposed)
+        cost = CoreCost(sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, row_cache_bytes=summed + transposed)
         yield Claim(
-            self.name, f"{self.name}<{taps}>", tuple(node.name for node in nodes), price,
+            self.name, f"{self.name}<{taps}>", tuple(node.name for node in nodes), cost,
             f"{taps} taps along an axis in one pass", recipes=recipes, order="tap by tap",
             facts=Facts(gather.indices, outputs, inner, row[axis], lines),
         )  # fmt: skip

@@ -17,18 +17,18 @@ from itertools import accumulate
 
 import numpy as np
 
-from onchip.kernels.chain import Chain, find_chain, forward_price, layer_before, why_not_float32
+from onchip.kernels.chain import Chain, find_chain, forward_cost, layer_before, why_not_float32
 from onchip.kernels.cpu.compiler.compile_ahead import announce
 from onchip.kernels.cpu.compiler.jit import address, address_of, code_call, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.elementwise.activation import NORMALISERS, activate, code_of, normalise
 from onchip.kernels.cpu.gemm import dot, tile
 from onchip.kernels.cpu.gemm.dense import dense, padded_width
 from onchip.kernels.cpu.gemm.dot import NARROW, dense_narrow
 from onchip.kernels.cpu.gemm.tile import PANEL, ROWS_NARROW, aligned_zeros, pack, packed_size, padded
 from onchip.kernels.cpu.threading.launches import CompiledLaunch
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, RELU
 from onchip.network.graph import Network
 from onchip.network.recipe import Array, Recipe, recipe_op
@@ -46,7 +46,7 @@ _COLUMNS = 5  # of the table that layer_table returns
 
 # Layout of the table that `_run` reads: addresses, then sizes and flags.
 (
-    _W, _BIAS, _TABLE, _SCRATCH, _HALF, _L, _NORMALISE, _HOW, _MOST_ROWS, _ROW_WEIGHTS, _IS_HEAVY, _VECTORS, _WORDS,
+    _W, _BIAS, _TABLE, _SCRATCH, _HALF, _L, _NORMALISE, _HOW, _MAX_ROWS, _ROW_WEIGHTS, _IS_HEAVY, _VECTORS, _WORDS,
 ) = range(13)  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def _forward_few(x: int, B: int, y: int, net: Array, threads: int) -> None:
         columns = width
         if src_row * width > _WAKE_BYTES:
             columns = (width + threads * PANEL - 1) // (threads * PANEL) * PANEL
-        run_pieces(_share, (src, src_row, B, net, dst, i, columns), (width + columns - 1) // columns, threads)
+        run_tasks(_share, (src, src_row, B, net, dst, i, columns), (width + columns - 1) // columns, threads)
         src, src_row = dst, width * 4
     _finish(src, B, _width(net, net[_L]), net[_NORMALISE], net[_HOW], y)
 
@@ -154,11 +154,11 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     B = B * net[_VECTORS]
     threads = max(1, min(threads, B * net[_ROW_WEIGHTS] // THREAD_WEIGHTS))
     share = (B + threads - 1) // threads  # small batches: one tile per thread rather than one full tile
-    tile_rows = min(net[_MOST_ROWS], (share + ROWS_NARROW - 1) // ROWS_NARROW * ROWS_NARROW)
+    tile_rows = min(net[_MAX_ROWS], (share + ROWS_NARROW - 1) // ROWS_NARROW * ROWS_NARROW)
     if net[_IS_HEAVY] and threads > 1 and share < SHARED_ROWS:
         _forward_few(x, B, y, net, threads)
     else:
-        run_pieces(_tile, (x, B, y, net, tile_rows), (B + tile_rows - 1) // tile_rows, threads)
+        run_tasks(_tile, (x, B, y, net, tile_rows), (B + tile_rows - 1) // tile_rows, threads)
 
 
 @functools.cache
@@ -195,14 +195,14 @@ class MlpFused:
         if weight_bytes > device.fast_bytes:
             tile_rows = FAR_TILE_ROWS
         fast = 2 * tile_rows * widest * 4
-        work = forward_price(net, chain)
-        price = CorePrice(
+        work = forward_cost(net, chain)
+        cost = CoreCost(
             work.row_flop, work.row_bytes, work.fixed_bytes,
-            rows_a_core=0 if weight_bytes > _SPLIT_BYTES else ROWS_NARROW, tile_rows=tile_rows,
+            rows_per_core=0 if weight_bytes > _SPLIT_BYTES else ROWS_NARROW, tile_rows=tile_rows,
             tile_bytes=weight_bytes if weight_bytes > device.cache_bytes else 0,
         )  # fmt: skip
         yield Claim(
-            self.name, f"mlp_fused<{chain.label}>", chain.nodes, price,
+            self.name, f"mlp_fused<{chain.label}>", chain.nodes, cost,
             why=f"{tile_rows} rows at a time stay in {fast // 1024} KiB of cache, layer after layer",
             recipes=packed_recipes(net, chain, NARROW), fast_bytes=fast, order=_order(chain),
             facts=Facts(chain, net.types[net.nodes[start].inputs[0]].row_size // chain.widths[0], tile_rows),

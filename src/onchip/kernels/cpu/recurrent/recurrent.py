@@ -19,12 +19,12 @@ import numpy as np
 from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.elementwise.activation import activate, expm1_exp, link_activation
 from onchip.kernels.cpu.gemm.dense import CHUNK, dense, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.gemm.tile import LINE_PANELS, PANEL, aligned_zeros, multiply_line, pack, packed_size, padded
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.pointwise import RELU, SIGMOID, TANH
 from onchip.network.graph import Network, Node
 from onchip.network.layers import GRU, LSTM, RNN, Linear, Recurrent
@@ -35,7 +35,7 @@ from onchip.plan.kernel import Claim, Job, Refusal
 _LSTM, _GRU_AFTER, _GRU_BEFORE, _RNN_TANH, _RNN_RELU = range(5)
 _SEQUENCE, _LAST, _CELL = range(3)
 _OUTPUTS = {"sequence": _SEQUENCE, "last": _LAST, "cell": _CELL}
-_MOST_ROWS = 32  # sequences that a core takes: a panel of the recurrence then serves them all from L1
+_MAX_ROWS = 32  # sequences that a core takes: a panel of the recurrence then serves them all from L1
 _NO_FLOOR, _ZERO, _ONE, _TWO = np.float32(-np.inf), np.float32(0), np.float32(1), np.float32(2)
 _FAR = np.float32(28)  # exp(-28) is 7e-13
 
@@ -190,13 +190,13 @@ def _tile(worker: int, piece: int, sizes: Array, places: Array) -> None:
     all_gates, wide, one = padded_width(G * H), padded_width(2 * H if kind == _GRU_BEFORE else G * H), padded_width(H)
     gates_row = sizes[9]
     gates = places[9] + worker * sizes[10]
-    h = gates + _MOST_ROWS * gates_row
-    c = h + _MOST_ROWS * H * 4
+    h = gates + _MAX_ROWS * gates_row
+    c = h + _MAX_ROWS * H * 4
     fed = gates + sizes[12]
     d, begin = piece % D, piece // D * most
     rows = min(most, N - begin)
     backwards = is_reverse or d == 1
-    block, low = _MOST_ROWS // rows, 0  # steps that are fed at a time, and the first of them
+    block, low = _MAX_ROWS // rows, 0  # steps that are fed at a time, and the first of them
     given, given_row = fed, gates_row
     for r in range(rows):
         place = ((begin + r) * D + d) * H * 4
@@ -254,9 +254,9 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
         if which[1 + state] >= 0:
             places[2 + state] = given[which[1 + state]]
     N, D = B * told[3], sizes[2]
-    most = max(1, min(_MOST_ROWS, (N * D + threads - 1) // threads))
+    most = max(1, min(_MAX_ROWS, (N * D + threads - 1) // threads))
     sizes[0], sizes[8] = N, most
-    run_pieces(_tile, (sizes, places), (N + most - 1) // most * D, threads)
+    run_tasks(_tile, (sizes, places), (N + most - 1) // most * D, threads)
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class Facts:
     reads: tuple[int, ...]  # which of the launch's inputs x and the states are: a value that is read twice comes once
 
 
-class RecurrentAlone:
+class RecurrentKernel:
     name = "recurrent"
     device_kind = "cpu"
     precisions = ("fp32",)
@@ -302,17 +302,17 @@ class RecurrentAlone:
         values = tuple(dict.fromkeys(inputs))
         sequences = gates.row_size // (S * D * width)
         # Gates are read and written several times on their way, all in cache; sequences are a core's at the least.
-        price = CorePrice(
+        cost = CoreCost(
             sum(map(net.row_flop, nodes)), sum(net.types[value].row_bytes for value in (*values, node.name)),
-            sum(recipe.nbytes for recipe in recipes.values()), row_cache_bytes=4 * gates.row_bytes, rows_a_core=1,
+            sum(recipe.nbytes for recipe in recipes.values()), row_cache_bytes=4 * gates.row_bytes, rows_per_core=1,
         )  # fmt: skip
         sizes = (sequences, S, D, G, H, kind, _OUTPUTS[layer.output], int(layer.direction == "reverse"))
         kinds = "-".join(each.layer.kind for each in nodes)
         yield Claim(
-            self.name, f"{self.name}<{kinds},{H}>", tuple(each.name for each in nodes), price,
+            self.name, f"{self.name}<{kinds},{H}>", tuple(each.name for each in nodes), cost,
             f"{S} steps in one call", recipes=recipes, order=f"units in order, chunks of {CHUNK}",
             facts=Facts(sizes, K, tuple(map(values.index, inputs))),
-            fast_bytes=4 * _MOST_ROWS * ((G + 2) * H + (G * H if K else 0)),
+            fast_bytes=4 * _MAX_ROWS * ((G + 2) * H + (G * H if K else 0)),
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
@@ -322,8 +322,8 @@ class RecurrentAlone:
         reads, K, (sequences, S, D, G, H, *how) = claim.facts.reads, claim.facts.K, claim.facts.sizes
         bias = weights.get("bias", np.zeros((D, H), np.float32))
         gates_row = (padded(G * H) + LANES) * 4
-        fed_at = _MOST_ROWS * (gates_row + padded(2 * H) * 4)
-        own = fed_at + (_MOST_ROWS * gates_row if K else 0)
+        fed_at = _MAX_ROWS * (gates_row + padded(2 * H) * 4)
+        own = fed_at + (_MAX_ROWS * gates_row if K else 0)
         kept = weights["R"], weights.get("late", bias), bias, weights.get("W", bias), weights.get("b", bias)
         which = np.array([*reads, *[-1] * (3 - len(reads)), len(set(reads))], np.int64)
 

@@ -19,9 +19,9 @@ from onchip.kernels.cpu.compiler import emit
 from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.vectors import VECTOR_BYTES
 from onchip.network.graph import Network
 from onchip.network.layers import RowNorm
@@ -146,7 +146,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
         layer[_IS_CENTRED], eps,
     )  # fmt: skip
     threads = max(1, min(threads, count * layer[_SIZE] // _THREAD_NUMBERS))
-    run_pieces(_parts, given, (count + together - 1) // together, threads)
+    run_tasks(_parts, given, (count + together - 1) // together, threads)
 
 
 @dataclass(frozen=True)
@@ -175,12 +175,12 @@ class Norm:
         parts, shape = layer.parts(x), layer.weight_shape(x)
         recipes = {role: Recipe.of(as_is, (name,), shape) for role, name in weights}
         groups = max(1, int(np.prod(shape)) * parts.run // parts.size)
-        price = CorePrice(
+        cost = CoreCost(
             net.row_flop(node), 2 * x.row_bytes, sum(recipe.nbytes for recipe in recipes.values()),
             row_cache_bytes=2 * x.row_bytes,
         )  # fmt: skip
         yield Claim(
-            self.name, f"norm<{layer.kind},{parts.size}>", (node.name,), price, "one layer by itself", recipes,
+            self.name, f"norm<{layer.kind},{parts.size}>", (node.name,), cost, "one layer by itself", recipes,
             order="in vectors, their lanes in pairs, the rest in order",
             facts=Facts(parts, groups, layer.is_centred, layer.attributes()["eps"]),
         )  # fmt: skip

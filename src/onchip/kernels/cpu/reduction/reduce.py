@@ -25,9 +25,9 @@ from onchip.kernels.cpu.compiler.jit import (
     linked,
 )
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch, words
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network
 from onchip.network.layers import ArgMax, ArgMin, GlobalMax, GlobalMean, GlobalMin, GlobalNorm, GlobalSum, Layer
 from onchip.network.recipe import Array
@@ -161,7 +161,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     together = max(1, _PIECE_NUMBERS // (N * inner))
     pieces = (outer + together - 1) // together
     threads = max(1, min(threads, outer * N * inner // _THREAD_NUMBERS))
-    run_pieces(_rows, (x, y, layer[_TOTALS], outer, N, inner, layer[_CODE], together), pieces, threads)
+    run_tasks(_rows, (x, y, layer[_TOTALS], outer, N, inner, layer[_CODE], together), pieces, threads)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Reduce:
         cached = x.row_bytes // 2 + (x.row_bytes if facts.order else 0)
         yield Claim(
             self.name, f"{self.name}<{layer.kind}>", (node.name,),
-            CorePrice(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=cached), "one layer by itself",
+            CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=cached), "one layer by itself",
             order="in four sums or one, by N alone" if code in _SUMS else "", facts=facts,
         )  # fmt: skip
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int32_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.reduction.reduce import MAX, reduce_columns, reduce_row
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network
 from onchip.network.layers import SequenceMax
 from onchip.network.recipe import Array
@@ -60,7 +60,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     numbers = layer[_C] * layer[_P]
     together = max(1, _TASK_NUMBERS // max(1, numbers))
     given = (layer, int_at(operands), int_at(operands + 8), int_at(operands + 16), B, together)
-    run_pieces(_rows, given, (B + together - 1) // together, max(1, min(threads, B * numbers // _TASK_NUMBERS)))
+    run_tasks(_rows, given, (B + together - 1) // together, max(1, min(threads, B * numbers // _TASK_NUMBERS)))
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Facts:
     layout: str
 
 
-class SequenceMaxAlone:
+class SequenceMaxKernel:
     name = "sequence_max"
     device_kind = "cpu"
     precisions = ("fp32",)
@@ -86,14 +86,14 @@ class SequenceMaxAlone:
             yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
             return
         C, P = x.row_shape
-        price = CorePrice(
+        cost = CoreCost(
             net.row_flop(node), x.row_bytes + lengths.row_bytes + y.row_bytes, row_cache_bytes=x.row_bytes // 2
         )
-        may_turn = has_channels(x) and node.inputs[0] not in net.inputs
-        for layout in (ROWS, CHANNELS_LAST) if may_turn else (ROWS,):
+        may_be_nhwc = has_channels(x) and node.inputs[0] not in net.inputs
+        for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc else (ROWS,):
             facts = Facts(node.layer, C, P, DTYPE_BYTES[lengths.dtype], layout)
             yield Claim(
-                self.name, f"{self.name}<{C},{P}>", (node.name,), price, "one layer by itself", facts=facts,
+                self.name, f"{self.name}<{C},{P}>", (node.name,), cost, "one layer by itself", facts=facts,
                 reads={node.inputs[0]: Use(layout)} if layout == CHANNELS_LAST else {},
             )  # fmt: skip
 

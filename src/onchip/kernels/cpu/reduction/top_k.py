@@ -14,9 +14,9 @@ import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import ALL, address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network
 from onchip.network.layers import ArgTopK, TopK
 from onchip.network.recipe import Array
@@ -77,7 +77,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     together = max(1, _PIECE_NUMBERS // layer[_N])
     pieces = (columns + together - 1) // together
     threads = max(1, min(threads, columns * layer[_N] // _THREAD_NUMBERS))
-    run_pieces(_columns, (layer, x, y, columns, together), pieces, threads)
+    run_tasks(_columns, (layer, x, y, columns, together), pieces, threads)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Facts:
     gives_places: bool
 
 
-class TopKAlone:
+class TopKKernel:
     name = "top_k"
     device_kind = "cpu"
     precisions = ("fp32",)
@@ -106,7 +106,7 @@ class TopKAlone:
         shape = math.prod(x.row_shape[:axis]), x.row_shape[axis], math.prod(x.row_shape[axis + 1 :])
         yield Claim(
             self.name, f"{self.name}<{layer.kind}>", (node.name,),
-            CorePrice(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=x.row_bytes),
+            CoreCost(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=x.row_bytes),
             "one layer by itself",
             facts=Facts(shape, layer.k, not layer.largest, isinstance(layer, ArgTopK)),
         )  # fmt: skip

@@ -25,10 +25,10 @@ from llvmlite import ir
 from onchip.kernels.cpu.compiler.emit import INT
 from onchip.kernels.cpu.compiler.jit import compiled, entry, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import cgutils, intrinsic, types
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.scan.blocks import STREAM_ALIGNMENT
 from onchip.kernels.cpu.scan.segments import COPY, JOIN, SCAN, SEGMENT, TOTAL, WALK, Job, column_part, row_part
-from onchip.kernels.cpu.threading.threads import run_pieces, start_helpers
+from onchip.kernels.cpu.threading.threads import run_tasks, start_helpers
 from onchip.network.graph import Network
 from onchip.network.layers import CumSum
 from onchip.network.recipe import Array
@@ -37,7 +37,7 @@ from onchip.plan import kernel as plan
 from onchip.plan.device import Device
 
 PIECE = 1 << 20  # numbers; a part of a row that begins at a multiple of it continues the row to the bit
-_MOST_COLUMNS = 1024  # of a lane: runs of 4 KiB in memory
+_MAX_COLUMNS = 1024  # of a lane: runs of 4 KiB in memory
 _COLUMN_SEGMENT = 1 << 15  # numbers of a part of columns: more rows of a wide matrix crowd one another out of L2
 _STREAM_BYTES = 8 << 20  # of y, from which on it is written past the caches: nobody will find it there
 _APART_BYTES = 128  # between what two threads write: no cache line is both's
@@ -138,7 +138,7 @@ def _run(
     told: int, scratch: int, scratch_size: int, threads: int,
 ) -> int:  # fmt: skip
     arguments = (part, x, y, job, lanes, parts, size, before, after, sums, told, scratch, scratch_size)
-    run_pieces(_piece, arguments, lanes * parts, threads)
+    run_tasks(_piece, arguments, lanes * parts, threads)
     return 0
 
 
@@ -164,7 +164,7 @@ def _walk_piece(
 def _run_walk(
     part: int, x: int, y: int, job: int, lanes: int, parts: int, size: int, states: int, doubts: int, threads: int
 ) -> int:
-    run_pieces(_walk_piece, (part, x, y, job, parts, size, states, doubts), lanes, threads)
+    run_tasks(_walk_piece, (part, x, y, job, parts, size, states, doubts), lanes, threads)
     return 0
 
 
@@ -217,11 +217,11 @@ def scan_rows(x: Array, y: Array, how: ScanOp, threads: int, totals: Array | Non
         return
     dtype, identity, is_watched = _kinds(how, x.dtype)
     # Short rows together, unless each has a total of its own to keep.
-    rows_a_lane = max(1, SEGMENT // N) if totals is None else 1
-    lanes, parts = -(-R // rows_a_lane), -(-N // SEGMENT)
+    rows_per_lane = max(1, SEGMENT // N) if totals is None else 1
+    lanes, parts = -(-R // rows_per_lane), -(-N // SEGMENT)
     stream = y.nbytes >= _STREAM_BYTES and _where(y) % STREAM_ALIGNMENT == 0 and not np.may_share_memory(x, y)
     workers = min(threads, lanes * parts)
-    job = Job(lanes, parts, workers, N, how.exclusive, how.reverse, R, rows_a_lane, stream)
+    job = Job(lanes, parts, workers, N, how.exclusive, how.reverse, R, rows_per_lane, stream)
     if totals is None:
         before, after = np.full((lanes, 1), identity), None
     else:
@@ -238,18 +238,20 @@ def scan_columns(x: Array, y: Array, how: ScanOp, threads: int) -> None:
     if not x.size:
         return
     dtype, identity, is_watched = _kinds(how, x.dtype)
-    width = -(-I // -(-I // _MOST_COLUMNS))
+    width = -(-I // -(-I // _MAX_COLUMNS))
     length = _COLUMN_SEGMENT // width
     lanes, parts = O * -(-I // width), -(-N // length)
     workers = min(threads, lanes * parts)
-    job = Job(lanes, parts, workers, N, how.exclusive, how.reverse, columns=I, columns_a_lane=width, part_length=length)
+    job = Job(
+        lanes, parts, workers, N, how.exclusive, how.reverse, columns=I, columns_per_lane=width, part_length=length
+    )
     _launch(column_part(how.op, dtype), x, y, job, np.full((lanes, width), identity), None, is_watched)
 
 
 # -- CumSum layers -----------------------------------------------------------------------------------------
 
 
-class ScanAlone:
+class ScanKernel:
     name = "scan"
     device_kind = "cpu"
     precisions = ("fp32",)
@@ -263,10 +265,10 @@ class ScanAlone:
             yield plan.Refusal(self.name, node.name, f"computes on {', '.join(DTYPES)}, got {x.dtype}")
             return
         # A segment is totalled as it comes from memory, then scanned in cache.
-        price = CorePrice(net.row_flop(node), 2 * x.row_bytes, row_cache_bytes=2 * x.row_bytes)
+        cost = CoreCost(net.row_flop(node), 2 * x.row_bytes, row_cache_bytes=2 * x.row_bytes)
         order = f"parts of {SEGMENT} along rows, of {_COLUMN_SEGMENT} numbers down columns; their totals in order"
         yield plan.Claim(
-            self.name, "scan<sum>", (node.name,), price, "one layer by itself", order=order, facts=node.layer
+            self.name, "scan<sum>", (node.name,), cost, "one layer by itself", order=order, facts=node.layer
         )
 
     def bind(

@@ -53,17 +53,17 @@ class Job(NamedTuple):
     exclusive: bool
     reverse: bool
     rows: int = 0
-    rows_a_lane: int = 0
+    rows_per_lane: int = 0
     stream: bool = False  # write y past the caches, where its alignment allows it; of rows only
     columns: int = 0  # of one matrix
-    columns_a_lane: int = 0
+    columns_per_lane: int = 0
     part_length: int = 0  # of columns; of rows it is SEGMENT
     doubts: int = 0  # address of a flag a lane; told where the job is launched
 
 
 # Where they lie in memory.
 (
-    _LANES, _PARTS, _THREADS, _N, _EXCLUSIVE, _REVERSE, _ROWS, _ROWS_A_LANE, _STREAM, _COLUMNS, _COLUMNS_A_LANE,
+    _LANES, _PARTS, _THREADS, _N, _EXCLUSIVE, _REVERSE, _ROWS, _ROWS_PER_LANE, _STREAM, _COLUMNS, _COLUMNS_PER_LANE,
     _PART_LENGTH, _DOUBTS,
 ) = range(len(Job._fields))  # fmt: skip
 
@@ -111,7 +111,7 @@ def row_part(op: str, dtype: str) -> int:
         N, reverse = job[_N], job[_REVERSE] != 0
         begin = _begin(N, part, SEGMENT, reverse)
         count = min(SEGMENT, N - part * SEGMENT)
-        row = lane * job[_ROWS_A_LANE]
+        row = lane * job[_ROWS_PER_LANE]
         first = row * N + begin
         if task == TOTAL:
             state[0] = total_row(x, first, count, code)
@@ -120,7 +120,7 @@ def row_part(op: str, dtype: str) -> int:
         if not 0 <= first + ahead < N * job[_ROWS]:
             ahead = 0
         exclusive, may_stream = job[_EXCLUSIVE] != 0, job[_STREAM] != 0 and (count % BLOCK == 0 or count >= _LONG)
-        for r in range(row, min(row + job[_ROWS_A_LANE], job[_ROWS])):
+        for r in range(row, min(row + job[_ROWS_PER_LANE], job[_ROWS])):
             first = r * N + begin
             blocks_at = first + (count % BLOCK if reverse else 0)
             stream = may_stream and blocks_at * item_bytes % STREAM_ALIGNMENT == 0
@@ -146,7 +146,7 @@ def column_part(op: str, dtype: str) -> int:
     code = OPS.index(op)
 
     def column_part(x: Any, y: Any, state: Any, other: Any, job: Any, task: int, lane: int, part: int) -> None:
-        N, all_columns, most, length = job[_N], job[_COLUMNS], job[_COLUMNS_A_LANE], job[_PART_LENGTH]
+        N, all_columns, most, length = job[_N], job[_COLUMNS], job[_COLUMNS_PER_LANE], job[_PART_LENGTH]
         lanes = (all_columns + most - 1) // most  # of a matrix
         left = lane % lanes * most
         width = min(most, all_columns - left)

@@ -14,16 +14,16 @@ import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network
 from onchip.network.layers import CumSum
 from onchip.network.recipe import Array
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
-MOST_NUMBERS = 1 << 10  # of a row
+MAX_NUMBERS = 1 << 10  # of a row
 _TASK_NUMBERS = 1 << 12  # that a thread takes at a time, at least
 _ROWS = 4  # side by side, if a row is one column: `_scan_rows`
 _LINES, _LENGTH, _COLUMNS, _EXCLUSIVE, _REVERSE, _WORDS = range(6)  # what `_run` is told of a layer
@@ -84,7 +84,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     lines, numbers = B * layer[_LINES], layer[_LENGTH] * layer[_COLUMNS]
     together = max(1, _TASK_NUMBERS // numbers)
     threads = max(1, min(threads, lines * numbers // _TASK_NUMBERS))
-    run_pieces(_scan, (x, y, lines, together, layer), (lines + together - 1) // together, threads)
+    run_tasks(_scan, (x, y, lines, together, layer), (lines + together - 1) // together, threads)
 
 
 class ShortScan:
@@ -95,17 +95,17 @@ class ShortScan:
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
         x = net.types[node.name]
-        if job.is_training or not isinstance(node.layer, CumSum) or not 0 < x.row_size <= MOST_NUMBERS:
+        if job.is_training or not isinstance(node.layer, CumSum) or not 0 < x.row_size <= MAX_NUMBERS:
             return
         if x.dtype != "float32":
             yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
             return
         axis = node.layer.axis % len(x.shape)
         shape = math.prod(x.row_shape[: axis - 1]), x.row_shape[axis - 1], math.prod(x.row_shape[axis:])
-        price = CorePrice(net.row_flop(node), 2 * x.row_bytes)
+        cost = CoreCost(net.row_flop(node), 2 * x.row_bytes)
         facts = (*shape, int(node.layer.exclusive), int(node.layer.reverse))
         yield Claim(
-            self.name, f"{self.name}<sum>", (node.name,), price, "one layer by itself", order="in order", facts=facts
+            self.name, f"{self.name}<sum>", (node.name,), cost, "one layer by itself", order="in order", facts=facts
         )
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import ALL, code_call, compiled, data_of, entry, int_at, ints_at
-from onchip.kernels.cpu.threading.threads import Spare, run_pieces
+from onchip.kernels.cpu.threading.threads import Spare, run_tasks
 from onchip.network.recipe import Array
 
 Launch = Callable[[Sequence[Array], Sequence[Array], int], None]  # (inputs, outputs, threads)
@@ -112,7 +112,7 @@ def _run_chunks(team: int, B: int, chunk: int, threads: int) -> bool:
     if chunk >= B:
         _launch_all(ints_at(int_at(team), _WORDS), 0, B, threads)
         return not _found_bad(ints_at(int_at(team), _WORDS))
-    run_pieces(_chunk, (team, B, chunk), (B + chunk - 1) // chunk, threads)
+    run_tasks(_chunk, (team, B, chunk), (B + chunk - 1) // chunk, threads)
     is_good = True
     for worker in range(threads):
         is_good &= not _found_bad(ints_at(int_at(team + worker * 8), _WORDS))

@@ -46,7 +46,7 @@ from onchip.kernels.cpu.threading.atomics import (
 
 T = TypeVar("T")
 
-MOST_WORKERS = 1024  # that a job is shared by; a machine with more cores uses so many
+MAX_WORKERS = 1024  # that a job is shared by; a machine with more cores uses so many
 _LINE = 128  # bytes: no cache line, and no two that are fetched together, has words of two threads
 
 # The board: what callers and helpers know of each other, by place in bytes.
@@ -65,20 +65,20 @@ _LEFT = (1 << 32) - 1
 # leaves its core to others.
 _SPINS = 20_000 if IS_ARM else 1_000
 
-_FEWEST_ALONE, _MOST_ALONE = 4, 256  # jobs
+_FEWEST_ALONE, _MAX_ALONE = 4, 256  # jobs
 
-_board = aligned_zeros((_WORKERS + MOST_WORKERS * _LINE) // 8, np.int64)
+_board = aligned_zeros((_WORKERS + MAX_WORKERS * _LINE) // 8, np.int64)
 HELPERS: list[threading.Thread] = []
 _starting = threading.Lock()
 
 
 def start_helpers(threads: int) -> None:
-    """Let `run_pieces` share jobs among up to `threads` threads of this process."""
+    """Let `run_tasks` share jobs among up to `threads` threads of this process."""
     if len(HELPERS) < threads - 1:
-        _start(min(threads, MOST_WORKERS))
+        _start(min(threads, MAX_WORKERS))
 
 
-def announce_helpers(threads: int) -> None:
+def queue_helpers(threads: int) -> None:
     if threads > 1:
         announce((_serve, _wake_up))
 
@@ -280,7 +280,7 @@ def _wait_for(count: int) -> bool:
 def _note_wait(is_late: bool) -> None:
     """After a late helper: how many jobs are done alone."""
     alone = _at(_ALONE)
-    jobs = min(_MOST_ALONE, max(_FEWEST_ALONE, 2 * int_at(alone + 8))) if is_late else 0
+    jobs = min(_MAX_ALONE, max(_FEWEST_ALONE, 2 * int_at(alone + 8))) if is_late else 0
     atomic_exchange(alone + 8, jobs)
     atomic_exchange(alone, jobs)
 
@@ -312,7 +312,7 @@ def _run_pieces(function: int, arguments: int, pieces: int, threads: int) -> Non
 
 
 @intrinsic
-def run_pieces(typing_context: Any, function: Any, arguments: Any, pieces: Any, threads: Any) -> Any:
+def run_tasks(typing_context: Any, function: Any, arguments: Any, pieces: Any, threads: Any) -> Any:
     """In compiled code: function(worker, piece, *arguments) for each of `pieces` pieces, by up to `threads` threads.
 
     function   a `compiled` one; pieces of one job must not write to the same memory, those of one worker may
@@ -335,11 +335,11 @@ def run_pieces(typing_context: Any, function: Any, arguments: Any, pieces: Any, 
         context.call_internal_no_propagate(inner, made.fndesc, call, given)
         inner.ret_void()
         kind = ir.FunctionType(ir.VoidType(), [INT] * 4)
-        run = cgutils.get_or_insert_function(b.module, kind, run_pieces.needs.symbol)
+        run = cgutils.get_or_insert_function(b.module, kind, run_tasks.needs.symbol)
         b.call(run, [b.ptrtoint(body, INT), b.ptrtoint(stored, INT), args[2], args[3]])
         return context.get_dummy_value()
 
     return signature, codegen
 
 
-run_pieces.needs = _run_pieces  # so that a kernel that is kept on disk finds it
+run_tasks.needs = _run_pieces  # so that a kernel that is kept on disk finds it

@@ -22,7 +22,7 @@ import numpy as np
 from onchip.kernels.chain import Chain, Dense, find_chain
 from onchip.kernels.cpu.compiler.compile_ahead import announce
 from onchip.kernels.cpu.compiler.jit import address, linked_below
-from onchip.kernels.cpu.cost import CorePrice
+from onchip.kernels.cpu.cost import CoreCost
 from onchip.kernels.cpu.gemm.tile import ORDER, PANEL, aligned_zeros, pack, packed_size, padded, panels, unpack
 from onchip.kernels.cpu.mlp.fused import layer_table, packed_recipes
 from onchip.kernels.cpu.threading.threads import start_helpers
@@ -63,7 +63,7 @@ from onchip.kernels.training import (
     Trained,
     check_restored,
     mean_losses,
-    rules_of_steps,
+    per_step_values,
     weights_of_batches,
     why_not_trained,
 )
@@ -138,14 +138,14 @@ class Trainer:
 
     def _steps(self, order: Array, lr: float, momentum: float, decay: float) -> tuple[Array, Array]:
         weights = weights_of_batches(order, self.job.batch, self.row_weights)
-        losses, hits = np.zeros(len(weights)), np.zeros(len(weights), np.int64)
-        rules = rules_of_steps(self.job, self.chain.layers[-1].D_out, weights, self.steps_done, lr, momentum, decay)
+        losses, correct = np.zeros(len(weights)), np.zeros(len(weights), np.int64)
+        rules = per_step_values(self.job, self.chain.layers[-1].D_out, weights, self.steps_done, lr, momentum, decay)
         data = self._data(order)
         numbers = self.job.batch, self.loss_code, KINDS[self.job.optimiser], address(rules), len(weights)
-        steps = address(data), *numbers, address(losses), address(hits)
+        steps = address(data), *numbers, address(losses), address(correct)
         start_helpers(self.threads or 1)
         if self.ranks is not None:
-            self._shared_steps(self.ranks, address(data), len(order), rules, losses, hits)
+            self._shared_steps(self.ranks, address(data), len(order), rules, losses, correct)
         elif self.threads is None:
             run_steps_alone(*map(address, self._places), *steps)
         elif self.shares_blocks:
@@ -153,12 +153,14 @@ class Trainer:
         else:
             run_large_steps(*map(address, self._places), *steps, self.threads)
         self.steps_done += len(weights)
-        return mean_losses(self.job.loss, losses, weights), hits
+        return mean_losses(self.job.loss, losses, weights), correct
 
     def _data(self, order: Array) -> Array:
         return data_words(self.x, self.y, self.row_weights, self.job.label_smoothing, order)
 
-    def _shared_steps(self, ranks: BatchRanks, data: int, rows: int, rules: Array, losses: Array, hits: Array) -> None:
+    def _shared_steps(
+        self, ranks: BatchRanks, data: int, rows: int, rules: Array, losses: Array, correct: Array
+    ) -> None:
         """run_large_steps with the same bits, each rank making some of the blocks.
 
         data  the address of what `_data` gives, of so many rows
@@ -178,16 +180,16 @@ class Trainer:
                 finish_blocks(*places, blocks, is_first, is_last, kind, address(rules), step, threads)
                 for block in range(blocks):  # one after the other, as the compiled loops add them
                     losses[step] += crew.loss[block]
-                    hits[step] += crew.hit[block]
+                    correct[step] += crew.hit[block]
 
     def evaluate(self, order: Array) -> tuple[float, int]:
         """The loss of the rows `order` of x as one batch, and how many of them hit their class."""
-        loss, hits, data = np.zeros(1), np.zeros(1, np.int64), self._data(order)
+        loss, correct, data = np.zeros(1), np.zeros(1, np.int64), self._data(order)
         start_helpers(self.threads or 1)
-        job = address(data), self.loss_code, address(loss), address(hits)
+        job = address(data), self.loss_code, address(loss), address(correct)
         run_losses(*map(address, self._places), *job, self.threads or 1)
         weight = weights_of_batches(order, max(1, len(order)), self.row_weights).sum(keepdims=True)
-        return float(mean_losses(self.job.loss, loss, weight)[0]), int(hits[0])
+        return float(mean_losses(self.job.loss, loss, weight)[0]), int(correct[0])
 
     # -- weights and state by name ----------------------------------------------------------------------------
 
@@ -256,7 +258,7 @@ def _blocks(chain: Chain, rows: int, workers: int) -> Block:
         acts=_aligned_rows(workers, size),
         dzs=_aligned_rows(workers, size),
         losses=np.zeros((workers, rows)),
-        hits=np.zeros((workers, rows), np.int64),
+        correct=np.zeros((workers, rows), np.int64),
         zeros=_aligned_rows(workers, max(padded(width) for width in chain.widths) + PANEL),
         bias=_aligned_rows(workers, sum(padded(layer.D_out) for layer in chain.layers)),
     )
@@ -293,7 +295,7 @@ def _tasks(chain: Chain) -> Array:
     )
 
 
-def announce_training() -> None:
+def queue_training() -> None:
     """What all kinds of steps call is compiled on both cores, and counted, from the first function on."""
     announce(linked_below(run_steps)[:-1])
 
@@ -326,18 +328,18 @@ class MlpTrain:
             return
         assert chain is not None
         rows = min(CREW_ROWS, job.batch)  # that stay in a thread's cache
-        price = CorePrice(
+        cost = CoreCost(
             row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * chain.layers[0].D_in * chain.layers[0].D_out,
             row_bytes=net.input.row_bytes,
             fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
             launches=0 if _is_small(chain, job) else 2,
             share=_SHARE,
             fixed_cache_bytes=_moved_bytes(chain, job, device.units),
-            rows_a_core=job.batch if _is_small(chain, job) else 0,
+            rows_per_core=job.batch if _is_small(chain, job) else 0,
         )
         fast = rows * (chain.widths[0] + 2 * sum(padded(width) for width in chain.widths[1:])) * 4
         yield Claim(
-            self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, price,
+            self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, cost,
             why="forward, backward and update of a step in one call", recipes=packed_recipes(net, chain, 0),
             fast_bytes=fast, facts=chain,
             order=f"{ORDER}; gradients by rows in order, {SUM_ROWS} at a time, then blocks of {BLOCK}",

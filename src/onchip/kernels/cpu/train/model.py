@@ -44,7 +44,7 @@ class Block(NamedTuple):
     acts: Array  # every layer's output, a layer behind the other
     dzs: Array  # gradients by what goes into the activations, laid out like acts
     losses: Array  # a number a row
-    hits: Array  # 1 for a row whose largest output is its class's
+    correct: Array  # 1 for a row whose largest output is its class's
     zeros: Array  # a bias for products that have none
     bias: Array  # gradients of the biases by these rows
 
@@ -72,7 +72,7 @@ class Data(NamedTuple):
 class Rule(NamedTuple):
     """How weights follow from gradients: g = scale gradient + decay w, then as _update says for each kind.
 
-    The numbers are those of kernels.training.rules_of_steps.
+    The numbers are those of kernels.training.per_step_values.
     """
 
     kind: int
@@ -112,7 +112,7 @@ def places_of(arrays: Iterable[Array]) -> Array:
 # Of the fields that are not float32, their numbers; "[]" behind it: in rows.
 _NUMBERS: dict[type[Any], dict[str, str]] = {
     Model: {"table": "int64[]", "tasks": "int64[]", "squares": "float64"},
-    Block: {"losses": "float64", "hits": "int64"},
+    Block: {"losses": "float64", "correct": "int64"},
     Crew: {"blocks": "int64[]", "gw": "float32[]", "gb": "float32[]", "loss": "float64", "hit": "int64"},
 }
 

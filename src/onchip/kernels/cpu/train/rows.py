@@ -168,7 +168,7 @@ def forward(model_places: int, block_places: int, words: int, begin: int, x: int
 
 
 @linked(*(types.int64,) * 7)
-def judge(model: int, block_places: int, words: int, begin: int, first: int, count: int, loss_code: int) -> None:
+def verify(model: int, block_places: int, words: int, begin: int, first: int, count: int, loss_code: int) -> None:
     """The losses, hits and output gradients of rows that went through forward."""
     table, block, data = table_at(model), block_at(block_places), data_at(words)
     last = len(table) - 1
@@ -177,7 +177,7 @@ def judge(model: int, block_places: int, words: int, begin: int, first: int, cou
     for r in range(first, first + count):
         at = table[last, COL_ACT] + r * width
         row = data.order[begin + r]
-        block.losses[r], block.hits[r] = _loss_row(block.acts, block.dzs, at, N, width, loss_code, data, row)
+        block.losses[r], block.correct[r] = _loss_row(block.acts, block.dzs, at, N, width, loss_code, data, row)
 
 
 @linked(*(types.int64,) * 4)

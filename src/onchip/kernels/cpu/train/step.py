@@ -7,16 +7,16 @@ All are called with ints, so that they are kept as machine code, and what they c
 
 model, block, crew  the address of places_of(a Model, Block or Crew)
 words               the address of data_words
-rules               the address of (steps, RULE_FLOATS) float32: of each step, for this kind of optimiser
+rules               the address of (steps, STEP_FLOATS) float32: of each step, for this kind of optimiser
 losses_at           the address of a float64 a step: the sum of the rows' losses
-hits_at             the address of an int64 a step: how many rows hit their class
+correct_at             the address of an int64 a step: how many rows hit their class
 """
 
 from __future__ import annotations
 
 from onchip.kernels.cpu.compiler.jit import address, compiled, doubles_at, entry, floats_at, ints_at
 from onchip.kernels.cpu.gemm.tile import ROWS_WIDE
-from onchip.kernels.cpu.threading.threads import run_pieces
+from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.cpu.train.model import (
     Rule,
     batch_gradients,
@@ -28,7 +28,7 @@ from onchip.kernels.cpu.train.model import (
     rule_of,
     tasks_at,
 )
-from onchip.kernels.cpu.train.rows import backward, forward, judge, where_rows_lie
+from onchip.kernels.cpu.train.rows import backward, forward, verify, where_rows_lie
 from onchip.kernels.cpu.train.weights import (
     TASK_FLOATS,
     add_block,
@@ -38,7 +38,7 @@ from onchip.kernels.cpu.train.weights import (
     square_task,
     update_task,
 )
-from onchip.kernels.training import RULE_FLOATS
+from onchip.kernels.training import STEP_FLOATS
 
 BLOCK = 1024  # rows of a batch whose gradients are one sum
 CREW_ROWS = (
@@ -50,16 +50,16 @@ PART_ROWS = 64  # rows that go forward and back at a time, at most
 @compiled()
 def _sum_up(block_places: int, count: int) -> tuple[float, int]:
     """The losses and the hits of a block's rows."""
-    block, loss, hits = block_at(block_places), 0.0, 0
+    block, loss, correct = block_at(block_places), 0.0, 0
     for r in range(count):
         loss += block.losses[r]
-        hits += block.hits[r]
-    return loss, hits
+        correct += block.correct[r]
+    return loss, correct
 
 
 @compiled(inline=True)
 def _rule_at(rules: int, step: int, kind: int) -> Rule:
-    return rule_of(kind, floats_at(rules + step * RULE_FLOATS * 4, RULE_FLOATS))
+    return rule_of(kind, floats_at(rules + step * STEP_FLOATS * 4, STEP_FLOATS))
 
 
 @compiled()
@@ -86,8 +86,8 @@ def _update_piece(worker: int, task: int, model: int, rule: Rule) -> None:
 def _update_clipped(model: int, rule: Rule, threads: int) -> None:
     """Move all weights by the batch's gradient, clipped."""
     tasks = len(tasks_at(model))
-    run_pieces(_square_piece, (model,), tasks, threads)
-    run_pieces(_update_piece, (model, clipped(model, rule)), tasks, threads)
+    run_tasks(_square_piece, (model,), tasks, threads)
+    run_tasks(_update_piece, (model, clipped(model, rule)), tasks, threads)
 
 
 # -- threads that share the rows of a block, then the pieces of the weights -----------------------------------
@@ -108,7 +108,7 @@ def _rows_piece(
     first = piece * part
     rows = min(part, count - first)
     forward(model, block, words, begin, x, first, rows)
-    judge(model, block, words, begin, first, rows, loss_code)
+    verify(model, block, words, begin, first, rows, loss_code)
     backward(model, block, first, rows)
 
 
@@ -134,13 +134,13 @@ def _weights_piece(
 @entry
 def run_steps(
     model: int, block: int, words: int, batch: int, loss_code: int, kind: int, rules: int, steps: int, losses_at: int,
-    hits_at: int, tiles: int, threads: int,
+    correct_at: int, tiles: int, threads: int,
 ) -> int:  # fmt: skip
     """One step a batch of data.order; the last batch may be short.
 
     tiles  the address of (threads, TASK_FLOATS): a thread's piece of gradients
     """
-    losses, hits = doubles_at(losses_at, steps), ints_at(hits_at, steps)
+    losses, correct = doubles_at(losses_at, steps), ints_at(correct_at, steps)
     tasks, all_rows = len(tasks_at(model)), len(data_at(words).order)
     for step in range(steps):
         begin = step * batch
@@ -151,13 +151,13 @@ def run_steps(
             part = _part_rows(count, threads)
             x = where_rows_lie(model, block, words, begin + start, count)
             rows = (model, block, words, begin + start, x, count, part, loss_code)
-            run_pieces(_rows_piece, rows, (count + part - 1) // part, threads)
+            run_tasks(_rows_piece, rows, (count + part - 1) // part, threads)
             updates = start + BLOCK >= size and rule.clip == 0
             weights = (model, block, x, tiles, count, start == 0, updates, rule)
-            run_pieces(_weights_piece, weights, tasks, threads)
+            run_tasks(_weights_piece, weights, tasks, threads)
             loss, hit = _sum_up(block, count)
             losses[step] += loss
-            hits[step] += hit
+            correct[step] += hit
         if rule.clip > 0:
             _update_clipped(model, rule, threads)
     return 0
@@ -173,7 +173,7 @@ def _there_and_back(model: int, block: int, words: int, begin: int, rows: int, l
     for first in range(0, rows, PART_ROWS):
         some = min(PART_ROWS, rows - first)
         forward(model, block, words, begin, x, first, some)
-        judge(model, block, words, begin, first, some, loss_code)
+        verify(model, block, words, begin, first, some, loss_code)
         backward(model, block, first, some)
     return x
 
@@ -199,7 +199,7 @@ def _block_piece(
         done = block_at(block)
         for r in range(rows):  # one sum over the block, as in _sum_up
             crew.loss[number] += done.losses[r]
-            crew.hit[number] += done.hits[r]
+            crew.hit[number] += done.correct[r]
 
 
 @compiled()
@@ -221,10 +221,10 @@ def _reduce_piece(
 @entry
 def run_large_steps(
     model: int, crew_places: int, words: int, batch: int, loss_code: int, kind: int, rules: int, steps: int,
-    losses_at: int, hits_at: int, threads: int,
+    losses_at: int, correct_at: int, threads: int,
 ) -> int:  # fmt: skip
     """run_steps for batches of many blocks, with the same bits: threads wait for each other once for many of them."""
-    losses, hits = doubles_at(losses_at, steps), ints_at(hits_at, steps)
+    losses, correct = doubles_at(losses_at, steps), ints_at(correct_at, steps)
     crew, tasks, all_rows = crew_at(crew_places), len(tasks_at(model)), len(data_at(words).order)
     some = len(crew.gw) * BLOCK
     for step in range(steps):
@@ -234,12 +234,12 @@ def run_large_steps(
         for start in range(0, size, some):
             blocks = (min(some, size - start) + BLOCK - 1) // BLOCK
             rows = (model, crew_places, words, begin + start, size - start, loss_code)
-            run_pieces(_block_piece, rows, blocks, threads)
+            run_tasks(_block_piece, rows, blocks, threads)
             weights = (model, crew_places, blocks, start == 0, start + some >= size and rule.clip == 0, rule)
-            run_pieces(_reduce_piece, weights, tasks, threads)
+            run_tasks(_reduce_piece, weights, tasks, threads)
             for number in range(blocks):
                 losses[step] += crew.loss[number]
-                hits[step] += crew.hit[number]
+                correct[step] += crew.hit[number]
         if rule.clip > 0:
             _update_clipped(model, rule, threads)
     return 0
@@ -260,7 +260,7 @@ def run_own_blocks(
     model: int, crew: int, words: int, begin: int, size: int, loss_code: int, first: int, count: int, threads: int
 ) -> int:
     """`count` of the blocks that begin at order[begin], from number `first` on: everything but the update."""
-    run_pieces(_own_block_piece, (model, crew, words, begin, size, loss_code, first), count, threads)
+    run_tasks(_own_block_piece, (model, crew, words, begin, size, loss_code, first), count, threads)
     return 0
 
 
@@ -271,7 +271,7 @@ def finish_blocks(
     """Add up the gradients of blocks, whoever made them, and with the last ones of a batch update the weights."""
     rule = _rule_at(rules, step, kind)
     weights = (model, crew, blocks, is_first != 0, is_last != 0 and rule.clip == 0, rule)
-    run_pieces(_reduce_piece, weights, len(tasks_at(model)), threads)
+    run_tasks(_reduce_piece, weights, len(tasks_at(model)), threads)
     if is_last != 0 and rule.clip > 0:
         _update_clipped(model, rule, threads)
     return 0
@@ -280,10 +280,10 @@ def finish_blocks(
 @entry
 def run_steps_alone(
     model: int, crew_places: int, words: int, batch: int, loss_code: int, kind: int, rules: int, steps: int,
-    losses_at: int, hits_at: int,
+    losses_at: int, correct_at: int,
 ) -> int:  # fmt: skip
     """The same on the calling thread, with the same bits: many of them may run side by side."""
-    losses, hits = doubles_at(losses_at, steps), ints_at(hits_at, steps)
+    losses, correct = doubles_at(losses_at, steps), ints_at(correct_at, steps)
     crew, tasks, all_rows = crew_at(crew_places), len(tasks_at(model)), len(data_at(words).order)
     some, block, tile = len(crew.gw) * BLOCK, block_of(crew, 0), address(crew.gw)
     for step in range(steps):
@@ -295,7 +295,7 @@ def run_steps_alone(
             for task in range(tasks):
                 gradient_of_task(model, block, x, task, size, tile, gb, True)
                 update_task(model, task, tile, gb, rule)
-            losses[step], hits[step] = _sum_up(block, size)
+            losses[step], correct[step] = _sum_up(block, size)
             continue
         for start in range(0, size, some):
             blocks = (min(some, size - start) + BLOCK - 1) // BLOCK
@@ -306,7 +306,7 @@ def run_steps_alone(
                 _reduce_piece(0, task, model, crew_places, blocks, start == 0, is_last, rule)
             for number in range(blocks):
                 losses[step] += crew.loss[number]
-                hits[step] += crew.hit[number]
+                correct[step] += crew.hit[number]
         if rule.clip > 0:
             for task in range(tasks):
                 square_task(model, task)
@@ -330,24 +330,24 @@ def _losses_piece(
     for at in range(start, end, PART_ROWS):
         rows = min(PART_ROWS, end - at)
         forward(model, block, words, at, where_rows_lie(model, block, words, at, rows), 0, rows)
-        judge(model, block, words, at, 0, rows, loss_code)
+        verify(model, block, words, at, 0, rows, loss_code)
         done = block_at(block)
         for r in range(rows):
             crew.loss[number] += done.losses[r]
-            crew.hit[number] += done.hits[r]
+            crew.hit[number] += done.correct[r]
 
 
 @entry
 def run_losses(
-    model: int, crew_places: int, words: int, loss_code: int, losses_at: int, hits_at: int, threads: int
+    model: int, crew_places: int, words: int, loss_code: int, losses_at: int, correct_at: int, threads: int
 ) -> int:
     """Sum of the losses and number of hits of all rows of data.order, to losses[0] and hits[0]; nothing changes."""
-    crew, losses, hits = crew_at(crew_places), doubles_at(losses_at, 1), ints_at(hits_at, 1)
+    crew, losses, correct = crew_at(crew_places), doubles_at(losses_at, 1), ints_at(correct_at, 1)
     some, all_rows = len(crew.loss) * BLOCK, len(data_at(words).order)
     for begin in range(0, all_rows, some):
         blocks = (min(some, all_rows - begin) + BLOCK - 1) // BLOCK
-        run_pieces(_losses_piece, (model, crew_places, words, begin, loss_code), blocks, threads)
+        run_tasks(_losses_piece, (model, crew_places, words, begin, loss_code), blocks, threads)
         for number in range(blocks):
             losses[0] += crew.loss[number]
-            hits[0] += crew.hit[number]
+            correct[0] += crew.hit[number]
     return 0

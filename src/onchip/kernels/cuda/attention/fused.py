@@ -13,8 +13,8 @@ import numpy as np
 from onchip.kernels.cuda.attention.match import Attention, find_attention
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Argument,
     Budget,
     Input,
@@ -34,14 +34,14 @@ from onchip.network.graph import Network
 from onchip.network.layers import MatMul
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 ROWS, WARPS = 16, 4  # queries per warp; warps per block
 KEYS, WIDTHS = (16, 32, 64, 128), (16, 32, 64)  # compiled instances
 RATE = 0.15  # of tensor core peak, operands from L1; measured: 4,096 rows of 4 heads of 32 x 16, fp32
-MOST_BLOCKS = 2**31 - 1
+MAX_BLOCKS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class AttentionLowering:
         if not warps:
             return Steps(())
         keys, width = self.instance
-        head = f"{PRECISIONS[self.precision].name}, {NUMBERS[self.dtype]}, {keys}, {width}"
+        head = f"{PRECISIONS[self.precision].name}, {ELEMENT_TYPES[self.dtype]}, {keys}, {width}"
         program = Program(SOURCE, f"attention<{head}, {'true' if self.is_whole else 'false'}>")
         scale: Argument = Weight("scale") if self.has_scale else Int64(0)
         shift: Argument = Weight("shift") if self.shifts else Int64(0)
@@ -108,8 +108,8 @@ class AttentionFused:
         if found is None:
             return
         y = net.types[found.nodes[-1].name]
-        if y.dtype not in NUMBERS:
-            yield Refusal(self.name, found.nodes[0].name, f"computes on {', '.join(NUMBERS)}, not {y}")
+        if y.dtype not in ELEMENT_TYPES:
+            yield Refusal(self.name, found.nodes[0].name, f"computes on {', '.join(ELEMENT_TYPES)}, not {y}")
         elif found.Sk > KEYS[-1] or max(found.D, found.V) > WIDTHS[-1]:
             most = f"takes up to {KEYS[-1]} keys and heads of {WIDTHS[-1]} numbers"
             got = f"{found.Sk:,} and {max(found.D, found.V):,}"
@@ -140,7 +140,7 @@ def _claim(net: Network, found: Attention, job: Job) -> Claim:
     return Claim(
         AttentionFused.name, f"{AttentionFused.name}<{sizes[0]} heads,{found.Sk},{found.D}>",
         tuple(node.name for node in found.nodes),
-        Price(
+        Cost(
             products * (3 if is_split else 1) + sum(map(net.row_flop, found.nodes)) - products,
             sum(net.types[name].row_bytes for name in values) + y.row_bytes,
             sum(recipe.nbytes for recipe in recipes.values()), precision="tf32" if is_split else "", rate=RATE,

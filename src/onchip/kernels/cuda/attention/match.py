@@ -17,7 +17,7 @@ from onchip.kernels.cuda.common.strides import Heads, View
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, MatMul, Mul, Permute, Reshape, Slice, Softmax
 
-MOST_NODES = 64  # search limit from `start`: long chains of layout nodes hold no attention
+MAX_NODES = 64  # search limit from `start`: long chains of layout nodes hold no attention
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _walk(net: Network, start: int) -> tuple[tuple[Node, ...], tuple[Node, Node,
     product: Node | None = None
     scores: list[Node] = []  # after the first gemm
     for node in net.nodes_from(start):
-        if len(nodes) == MOST_NODES:
+        if len(nodes) == MAX_NODES:
             break
         nodes.append(node)
         layer, last = node.layer, scores[-1].name if scores else product.name if product is not None else ""

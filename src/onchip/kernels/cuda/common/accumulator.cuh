@@ -11,30 +11,30 @@ struct Wide<double> {
     using type = double;
 };
 template <class T>
-using wide_t = typename Wide<T>::type;
+using acc_t = typename Wide<T>::type;
 
 template <class T>
-__device__ __forceinline__ wide_t<T> load_wide(const T* at) {
-    if constexpr (is_same<T, wide_t<T>>) return *at;
+__device__ __forceinline__ acc_t<T> load_acc(const T* at) {
+    if constexpr (is_same<T, acc_t<T>>) return *at;
     else return to_float(*at);
 }
 template <class T>
-__device__ __forceinline__ void store_wide(T* at, wide_t<T> v) {
+__device__ __forceinline__ void store_acc(T* at, acc_t<T> v) {
     if constexpr (is_same<T, double>) *at = v;
     else store1(at, v);
 }
 
 // Vector load of V elements, aligned to their total size.
 template <class T, int V>
-__device__ __forceinline__ void load_neighbours(const T* at, wide_t<T> (&v)[V]) {
+__device__ __forceinline__ void load_neighbours(const T* at, acc_t<T> (&v)[V]) {
     using Word = typename Vector<sizeof(T) * V>::type;
     const Word word = *reinterpret_cast<const Word*>(at);
 #pragma unroll
-    for (int i = 0; i < V; ++i) v[i] = load_wide(reinterpret_cast<const T*>(&word) + i);
+    for (int i = 0; i < V; ++i) v[i] = load_acc(reinterpret_cast<const T*>(&word) + i);
 }
 // Predicated vector load: `empty` where !is_there, without a memory access.
 template <class T, int V>
-__device__ __forceinline__ void load_or(wide_t<T> (&v)[V], const T* at, bool is_there, T empty) {
+__device__ __forceinline__ void load_or(acc_t<T> (&v)[V], const T* at, bool is_there, T empty) {
     using Word = typename Vector<sizeof(T) * V>::type;
     union {
         Word word;
@@ -44,11 +44,11 @@ __device__ __forceinline__ void load_or(wide_t<T> (&v)[V], const T* at, bool is_
     for (int i = 0; i < V; ++i) numbers[i] = empty;
     if (is_there) word = *reinterpret_cast<const Word*>(at);
 #pragma unroll
-    for (int i = 0; i < V; ++i) v[i] = load_wide(numbers + i);
+    for (int i = 0; i < V; ++i) v[i] = load_acc(numbers + i);
 }
 template <class T, int V>
-__device__ __forceinline__ void store_neighbours(T* at, const wide_t<T> (&v)[V]) {
-    if constexpr (is_same<T, wide_t<T>>) {
+__device__ __forceinline__ void store_neighbours(T* at, const acc_t<T> (&v)[V]) {
+    if constexpr (is_same<T, acc_t<T>>) {
         constexpr int BYTES = V * sizeof(T);
         using Word = typename Vector<BYTES % 16 ? BYTES : 16>::type;
 #pragma unroll

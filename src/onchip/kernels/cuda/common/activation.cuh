@@ -97,19 +97,19 @@ __device__ __forceinline__ float log1p_of(float e) {
     return 2.0f * fmaf(s * q, fmaf(q, fmaf(q, high, 0.2f), 1.0f / 3), s);
 }
 __device__ __noinline__ double log1p_of(double e) { return log1p(e); }
-template <class Number>
-__device__ __noinline__ Number quotient_of(Number a, Number b) { return a / b; }
+template <class Element>
+__device__ __noinline__ Element quotient_of(Element a, Element b) { return a / b; }
 __device__ __forceinline__ float size_of(float v) { return fabsf(v); }
 __device__ __forceinline__ double size_of(double v) { return fabs(v); }
-template <class Number>
-__device__ __forceinline__ Number elu(Number v, Number alpha) {
-    return v >= Number(0) ? v : alpha * expm1_below(v);
+template <class Element>
+__device__ __forceinline__ Element elu(Element v, Element alpha) {
+    return v >= Element(0) ? v : alpha * expm1_below(v);
 }
-template <class Number>
-__device__ __forceinline__ Number hard_sigmoid(Number v, Number slope, Number shift) {
+template <class Element>
+__device__ __forceinline__ Element hard_sigmoid(Element v, Element slope, Element shift) {
     v = slope * v + shift;
-    v = v < Number(0) ? Number(0) : v;
-    return v > Number(1) ? Number(1) : v;
+    v = v < Element(0) ? Element(0) : v;
+    return v > Element(1) ? Element(1) : v;
 }
 
 // -- activations ---------------------------------------------------------------------------------------------------
@@ -121,46 +121,46 @@ struct Fixed {
 };
 
 struct Identity {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return v; }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return v; }
     static __device__ __forceinline__ float fast(float v) { return v; }
 };
 struct ReLU {
     // Not fmaxf(v, 0), which maps NaN to 0.
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return v < Number(0) ? Number(0) : v; }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return v < Element(0) ? Element(0) : v; }
     static __device__ __forceinline__ float fast(float v) { return apply(v); }
 };
 struct LeakyReLU {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v, Number slope) { return v >= Number(0) ? v : slope * v; }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v, Element slope) { return v >= Element(0) ? v : slope * v; }
 };
 // A missing bound is an infinity.
 struct Clip {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v, Number low, Number high) {
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v, Element low, Element high) {
         v = v < low ? low : v;
         return v > high ? high : v;
     }
 };
 struct Sigmoid {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return exact_sigmoid(v); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return exact_sigmoid(v); }
     static __device__ __forceinline__ float fast(float v) { return fast_sigmoid(v); }
 };
 struct Tanh {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return exact_tanh(v); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return exact_tanh(v); }
     static __device__ __forceinline__ float fast(float v) { return fast_tanh(v); }
 };
 struct SiLU {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return v * exact_sigmoid(v); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return v * exact_sigmoid(v); }
     static __device__ __forceinline__ float fast(float v) { return v * fast_sigmoid(v); }
 };
 struct GELU {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return exact_gelu(v); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return exact_gelu(v); }
     // erf: a polynomial of t = 1 / (1 + p z) times exp(-z^2), z >= 0. Abramowitz and Stegun 7.1.25, error 2.5e-5.
     static __device__ __forceinline__ float fast(float v) {
         const float z = 0.70710678f * fabsf(v), t = __fdividef(1.0f, fmaf(0.47047f, z, 1.0f));
@@ -170,9 +170,9 @@ struct GELU {
 };
 struct TanhGELU {
     // TanhGELU(v) = v sigmoid(inner(v)), since (1 + tanh u) / 2 = sigmoid(2 u).
-    template <class Number>
-    static __device__ __forceinline__ Number inner(Number v) {
-        return Number(1.5957691216057308) * (v + Number(0.044715) * v * v * v);
+    template <class Element>
+    static __device__ __forceinline__ Element inner(Element v) {
+        return Element(1.5957691216057308) * (v + Element(0.044715) * v * v * v);
     }
     static __device__ __forceinline__ float apply(float v) {
         const float power = fmaf(-0.102943240f, v * v, -2.30220820f) * v;  // -inner(v) log2(e)
@@ -182,32 +182,32 @@ struct TanhGELU {
     static __device__ __forceinline__ float fast(float v) { return v * fast_sigmoid(inner(v)); }
 };
 struct ELU {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v, Number alpha) { return elu(v, alpha); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v, Element alpha) { return elu(v, alpha); }
 };
 struct SELU {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) {
-        return Number(1.05070102214813232421875) * elu(v, Number(1.67326319217681884765625));
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) {
+        return Element(1.05070102214813232421875) * elu(v, Element(1.67326319217681884765625));
     }
     static __device__ __forceinline__ float fast(float v) { return apply(v); }
 };
 struct HardSigmoid {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v, Number slope, Number shift) {
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v, Element slope, Element shift) {
         return hard_sigmoid(v, slope, shift);
     }
 };
 struct HardSwish {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) {
-        return v * hard_sigmoid(v, Number(1.0 / 6), Number(0.5));
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) {
+        return v * hard_sigmoid(v, Element(1.0 / 6), Element(0.5));
     }
     static __device__ __forceinline__ float fast(float v) { return apply(v); }
 };
 struct Softplus {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) {
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) {
         return ReLU::apply(v) + log1p_of(exp_of(-size_of(v)));
     }
     static __device__ __forceinline__ float fast(float v) { return apply(v); }
@@ -234,10 +234,10 @@ struct Mish {
 };
 // An integral value in 0 .. 255; stored as a byte.
 struct ToPixels {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) {
-        const Number scaled = (v + Number(1)) / Number(2) * Number(255);
-        const Number above = scaled > Number(0) ? scaled : Number(0);  // NaN gives 0
-        return static_cast<int>(above < Number(255) ? above : Number(255));
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) {
+        const Element scaled = (v + Element(1)) / Element(2) * Element(255);
+        const Element above = scaled > Element(0) ? scaled : Element(0);  // NaN gives 0
+        return static_cast<int>(above < Element(255) ? above : Element(255));
     }
 };

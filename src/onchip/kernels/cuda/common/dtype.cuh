@@ -135,15 +135,15 @@ __device__ __forceinline__ void store1(T* p, float v) {
 
 // Compute precisions. A fragment word holds PER_WORD elements; one mma instruction covers STEP elements of k.
 struct Fp16 {
-    using Number = f16;
+    using Element = f16;
     static constexpr int PER_WORD = 2, STEP = 16;
 };
 struct Bf16 {
-    using Number = bf16;
+    using Element = bf16;
     static constexpr int PER_WORD = 2, STEP = 16;
 };
 struct Tf32 {
-    using Number = float;
+    using Element = float;
     static constexpr int PER_WORD = 1, STEP = 8;
     static __device__ __forceinline__ u32 word(float v) {
         u32 rounded;
@@ -153,7 +153,7 @@ struct Tf32 {
 };
 // 3xTF32: a float32 is split into two tf32, and three tf32 mma replace one float32 mma.
 struct Fp32 {
-    using Number = float;
+    using Element = float;
     static constexpr int PER_WORD = 1, STEP = 8;
     static __device__ __forceinline__ u32 word(float v) { return __float_as_uint(v); }
 };

@@ -166,9 +166,9 @@ __device__ __noinline__ float4 activated(float4 v, const Activation activation) 
 }
 
 // Applies the activation to V float accumulators; double accumulators have none.
-template <class Y, class Number, int V>
-__device__ __forceinline__ void finish_sums(Number (&v)[V], const Activation& activation) {
-    if constexpr (is_same<Number, float>) {
+template <class Y, class Element, int V>
+__device__ __forceinline__ void finish_sums(Element (&v)[V], const Activation& activation) {
+    if constexpr (is_same<Element, float>) {
         if (activation.code == 1) {
 #pragma unroll
             for (int i = 0; i < V; ++i) v[i] = ReLU::apply(v[i]);
@@ -204,7 +204,7 @@ __device__ __forceinline__ void activate_all(float (&c)[J][4], const Activation&
 }
 
 // 4 x 4 transpose over four adjacent lanes: each lane holds one word of each of four vectors, lane q gets vector q.
-__device__ __forceinline__ void collect_piece(u32 (&words)[4], int q) {
+__device__ __forceinline__ void collect_chunk(u32 (&words)[4], int q) {
     const bool is_odd = q & 1, is_upper = q & 2;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
@@ -240,7 +240,7 @@ __device__ __forceinline__ uint4 piece_of(const float (&c)[J][4], int j, int hal
         if constexpr (sizeof(Y) == 2) words[i] = pack<Y>(c[j + i][2 * half], c[j + i][2 * half + 1]);
         else words[i] = __float_as_uint(c[j + i / 2][2 * half + i % 2]);
     }
-    if constexpr (sizeof(Y) == 2) collect_piece(words, q);
+    if constexpr (sizeof(Y) == 2) collect_chunk(words, q);
     else collect_pairs(words, q);
     return {words[0], words[1], words[2], words[3]};
 }
@@ -250,7 +250,7 @@ __device__ __forceinline__ uint4 piece_of(const float (&c)[J][4], int j, int hal
 template <int BN, class Out>
 __device__ __forceinline__ void store_lines(const float (&c)[BN / 8][4], const Out& out, const long long (&rows)[2],
                                             long long n, int q) {
-    using Y = typename Out::Number;
+    using Y = typename Out::Element;
     constexpr int LANE = 16 / static_cast<int>(sizeof(Y)), BLOCKS = LANE / 2;  // column groups of 8 per 64 bytes
     const bool is_odd = threadIdx.x & 4;
 #pragma unroll
@@ -283,7 +283,7 @@ __device__ __forceinline__ void store_lines(const float (&c)[BN / 8][4], const O
 // Contiguous rows of y (M, N), and the residual `other` (M, N) added to them, or nullptr.
 template <class Y>
 struct RowsOut {
-    using Number = Y;
+    using Element = Y;
     Y* y;
     long long M, N;
     const Y* other = nullptr;
@@ -299,7 +299,7 @@ struct RowsOut {
 template <int BN, class Out, class Act>
 __device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], const Out& out, const float* shifts, long long m,
                                             long long n, int q, const Act& activation) {
-    using Y = typename Out::Number;
+    using Y = typename Out::Element;
     const long long N = out.N, rows[2] = {out.row(m), out.row(m + 8)};
     const bool has_pairs = N % 2 == 0;
 #pragma unroll

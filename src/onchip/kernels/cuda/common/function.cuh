@@ -25,11 +25,11 @@ __device__ __noinline__ double root_of(double v) { return sqrt(v); }
 __device__ __noinline__ float general_power(float a, float b) { return powf(a, b); }
 __device__ __noinline__ double general_power(double a, double b) { return pow(a, b); }
 // sqrt is exact and faster than pow. As pow does, it maps -0 to 0 and -infinity to infinity.
-template <class Number>
-__device__ __forceinline__ Number power_of(Number a, Number b) {
-    if (size_of(b) != Number(0.5)) return general_power(a, b);
-    const Number root = root_of(a + a == a ? size_of(a) : a);
-    return b > Number(0) ? root : quotient_of(Number(1), root);
+template <class Element>
+__device__ __forceinline__ Element power_of(Element a, Element b) {
+    if (size_of(b) != Element(0.5)) return general_power(a, b);
+    const Element root = root_of(a + a == a ? size_of(a) : a);
+    return b > Element(0) ? root : quotient_of(Element(1), root);
 }
 // Integer division, towards 0. Division by 0 returns 0 and elementwise/pointwise.cu reports it to the host. The most
 // negative value has no negation: divided by -1 it stays as it is.
@@ -42,47 +42,47 @@ __device__ __noinline__ long long whole_rest(long long a, long long b) { return 
 // -- unary -----------------------------------------------------------------------------------------------------------
 
 struct Abs {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return size_of(v); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return size_of(v); }
 };
 struct Sign {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) {
-        const Number beside = v == Number(0) ? Number(0) : v;  // v is 0 or NaN
-        return v > Number(0) ? Number(1) : v < Number(0) ? Number(-1) : beside;
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) {
+        const Element beside = v == Element(0) ? Element(0) : v;  // v is 0 or NaN
+        return v > Element(0) ? Element(1) : v < Element(0) ? Element(-1) : beside;
     }
 };
 struct Sqrt {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return root_of(v); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return root_of(v); }
 };
 struct Reciprocal {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return quotient_of(Number(1), v); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return quotient_of(Element(1), v); }
 };
 struct Exp {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return exp_of(v); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return exp_of(v); }
 };
 struct Log {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return log_of(v); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return log_of(v); }
 };
 struct Sin {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return sin_of(v); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return sin_of(v); }
 };
 struct Cos {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return cos_of(v); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return cos_of(v); }
 };
 struct Atan {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return atan_of(v); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return atan_of(v); }
 };
 struct Erf {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return erf_of(v); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return erf_of(v); }
 };
 struct Floor {
     static __device__ __forceinline__ float apply(float v) { return floorf(v); }
@@ -100,49 +100,49 @@ struct Round {
 // -- binary ----------------------------------------------------------------------------------------------------------
 
 struct Add {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return a + b; }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element a, Element b) { return a + b; }
     static __device__ __forceinline__ long long apply(long long a, long long b) {
         return static_cast<unsigned long long>(a) + static_cast<unsigned long long>(b);
     }
 };
 struct Mul {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return a * b; }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element a, Element b) { return a * b; }
     static __device__ __forceinline__ long long apply(long long a, long long b) {
         return static_cast<unsigned long long>(a) * static_cast<unsigned long long>(b);
     }
 };
 struct Max {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return b > a || b != b ? b : a; }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element a, Element b) { return b > a || b != b ? b : a; }
 };
 struct Min {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return b < a || b != b ? b : a; }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element a, Element b) { return b < a || b != b ? b : a; }
 };
 struct Sub {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return a - b; }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element a, Element b) { return a - b; }
     static __device__ __forceinline__ long long apply(long long a, long long b) {
         return static_cast<unsigned long long>(a) - static_cast<unsigned long long>(b);
     }
 };
 struct Div {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return quotient_of(a, b); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element a, Element b) { return quotient_of(a, b); }
     static __device__ __forceinline__ long long apply(long long a, long long b) { return whole_quotient(a, b); }
 };
 struct TruncatedMod {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return rest_of(a, b); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element a, Element b) { return rest_of(a, b); }
     static __device__ __forceinline__ long long apply(long long a, long long b) { return whole_rest(a, b); }
 };
 struct Mod {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) {
-        const Number rest = rest_of(a, b);
-        return rest != Number(0) && (rest < Number(0)) != (b < Number(0)) ? rest + b : rest;
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element a, Element b) {
+        const Element rest = rest_of(a, b);
+        return rest != Element(0) && (rest < Element(0)) != (b < Element(0)) ? rest + b : rest;
     }
     static __device__ __forceinline__ long long apply(long long a, long long b) {
         const long long rest = whole_rest(a, b);
@@ -150,32 +150,32 @@ struct Mod {
     }
 };
 struct Pow {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return power_of(a, b); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element a, Element b) { return power_of(a, b); }
 };
 struct PReLU {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return a >= Number(0) ? a : a * b; }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element a, Element b) { return a >= Element(0) ? a : a * b; }
 };
 struct Mask {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return b != Number(0) ? a : Number(0); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element a, Element b) { return b != Element(0) ? a : Element(0); }
 };
 struct Greater {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return a > b ? Number(1) : Number(0); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element a, Element b) { return a > b ? Element(1) : Element(0); }
 };
 struct GreaterOrEqual {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return a >= b ? Number(1) : Number(0); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element a, Element b) { return a >= b ? Element(1) : Element(0); }
 };
 struct Equal {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return a == b ? Number(1) : Number(0); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element a, Element b) { return a == b ? Element(1) : Element(0); }
 };
 // Swapped operands: the accumulator holds the second operand.
 template <class Function>
 struct Turned {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number b, Number a) { return Function::apply(a, b); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element b, Element a) { return Function::apply(a, b); }
 };

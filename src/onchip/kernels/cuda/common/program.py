@@ -12,8 +12,12 @@ from onchip.plan.device import Device
 
 # All target architectures. ARCHITECTURES in a kernel's module lists the ones it supports.
 EVERY_CHIP = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-NUMBERS = {"float32": "float", "float16": "f16", "bfloat16": "bf16"}  # element types, as common/dtype.cuh names them
-FLOATS = NUMBERS | {"float64": "double"}  # plus float64, for general kernels (common/accumulator.cuh)
+ELEMENT_TYPES = {
+    "float32": "float",
+    "float16": "f16",
+    "bfloat16": "bf16",
+}  # element types, as common/dtype.cuh names them
+FLOATS = ELEMENT_TYPES | {"float64": "double"}  # plus float64, for general kernels (common/accumulator.cuh)
 
 
 @dataclass(frozen=True)

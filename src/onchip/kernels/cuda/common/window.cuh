@@ -53,8 +53,8 @@ __device__ __forceinline__ Outputs outputs_of(long long thread, const Windows& a
 }
 
 // Channel v of column c. A word holds the V channels of one column (NHWC) or several columns (NCHW).
-template <int V, class Number, int WORDS, int SIZE>
-__device__ __forceinline__ Number number_of(const Number (&read)[WORDS][SIZE], int c, int v) {
+template <int V, class Element, int WORDS, int SIZE>
+__device__ __forceinline__ Element number_of(const Element (&read)[WORDS][SIZE], int c, int v) {
     constexpr int P = SIZE / V;
     return read[c / P][c % P * V + v];
 }
@@ -86,7 +86,7 @@ __device__ __forceinline__ void walk(const View<T>& x, int H, int W, Fold& fold)
 #pragma unroll
     for (int r = 0; r < (Q - 1) * SH + KH; ++r) {
         const bool is_row = x.is_in(x.h0 + r, H);
-        wide_t<T> read[WORDS][P * V];
+        acc_t<T> read[WORDS][P * V];
 #pragma unroll
         for (int c = 0; c < WORDS; ++c) load_or(read[c], from + c * P * x.column, is_row && is_column[c], x.empty);
         fold.template take<KW, SW, LEAD>(r, 0, read);
@@ -102,7 +102,7 @@ struct Strip {
     const View<T>& x;
     const T* line;
     const Axis& w;
-    wide_t<T> read[SLIDES ? KEPT + TURN : U * TURN][V];
+    acc_t<T> read[SLIDES ? KEPT + TURN : U * TURN][V];
 
     __device__ __forceinline__ Strip(const View<T>& x, const T* line, const Axis& w) : x(x), line(line), w(w) {
 #pragma unroll
@@ -148,9 +148,9 @@ __device__ __forceinline__ void walk_any(const View<T>& x, const Axis& h, const 
 
 // Stores U x V outputs; columns past the end are skipped. NCHW: one aligned vector where U divides the row.
 template <bool IS_LAST, class T, int U, int V>
-__device__ __forceinline__ void store_outputs(T* to, const wide_t<T> (&v)[U][V], int wo, const Windows& all) {
+__device__ __forceinline__ void store_outputs(T* to, const acc_t<T> (&v)[U][V], int wo, const Windows& all) {
     if (!IS_LAST && all.w.count % U == 0) {
-        wide_t<T> row[U];
+        acc_t<T> row[U];
 #pragma unroll
         for (int u = 0; u < U; ++u) row[u] = v[u][0];
         store_neighbours(to, row);

@@ -27,7 +27,7 @@ class Axis:
 
 
 ANY_TOGETHER = (4, 2)  # output rows per thread of windows that are not unrolled: (NCHW, NHWC)
-MOST_FILLED = 1.15  # NCHW: limit on computed outputs (some past the end) / real outputs
+MAX_FILLED = 1.15  # NCHW: limit on computed outputs (some past the end) / real outputs
 ONE_ROW = Axis(1, 1, 1, 1, 0, 1, 1)
 
 
@@ -40,7 +40,7 @@ class Windows:
     h: Axis
     w: Axis
     is_last: bool  # NHWC
-    number_bytes: int
+    element_bytes: int
     unrolled: tuple[tuple[int, int, int], ...]  # windows with an unrolled kernel: KH, KW, stride along h
     together: tuple[int, int]  # most output rows per thread in those: (NCHW, NHWC)
     units: int  # SMs
@@ -72,9 +72,9 @@ class Windows:
         elif self.w.stride > 2:
             most = 1
         elif self.is_last:
-            most = 2 if self.number_bytes == 2 and 1 < channels <= 4 else 1
+            most = 2 if self.element_bytes == 2 and 1 < channels <= 4 else 1
         else:  # 16-bit elements: eight, if they divide the row
-            most = 2 if self.number_bytes > 2 else 4 if self.w.count % 8 else 8
+            most = 2 if self.element_bytes > 2 else 4 if self.w.count % 8 else 8
             if self.w.stride >= self.w.taps:  # windows do not overlap: fewer columns, stored in one vector
                 most = math.gcd(most, self.w.count)
         return 1 << min(most, self.w.count).bit_length() - 1
@@ -89,9 +89,7 @@ class Windows:
         most = min(most, 8 if self.h.count > 4 else 4)
         across = math.ceil(self.w.count / columns) * columns / self.w.count
         may_waste = self.is_last or not self.is_unrolled
-        while (
-            not may_waste and most > 2 and math.ceil(self.h.count / most) * most * across > MOST_FILLED * self.h.count
-        ):
+        while not may_waste and most > 2 and math.ceil(self.h.count / most) * most * across > MAX_FILLED * self.h.count:
             most //= 2
         return most
 
@@ -139,7 +137,7 @@ class Windows:
         """Columns per vector load: a divisor of the width of x and of the stride from thread to thread."""
         if self.is_last or not self.is_unrolled:
             return 1
-        return math.gcd(self.w.size, U * self.w.stride, 16 // self.number_bytes)
+        return math.gcd(self.w.size, U * self.w.stride, 16 // self.element_bytes)
 
     def _lines(self, B: int) -> Axis:
         """The axis h. Images of one row are stacked along h over the batch."""

@@ -22,36 +22,36 @@ constexpr int PART = 128;  // K elements per partial sum
 __device__ __noinline__ float activate(float v, const Activation activation) { return activation(v); }
 
 // Weights of V channels: in registers for small windows, else in global memory.
-template <class Number, int V, int KH, int KW>
+template <class Element, int V, int KH, int KW>
 struct HeldWeights {
-    Number held[KH * KW][V];
+    Element held[KH * KW][V];
 
-    __device__ __forceinline__ HeldWeights(const Number* weights, long long N, int) {
+    __device__ __forceinline__ HeldWeights(const Element* weights, long long N, int) {
 #pragma unroll
         for (int k = 0; k < KH * KW; ++k) load_neighbours(weights + k * N, held[k]);
     }
     __device__ __forceinline__ int tap(int kh, int kw) const { return kh * KW + kw; }
-    __device__ __forceinline__ void load(int k, Number (&weight)[V]) const {
+    __device__ __forceinline__ void load(int k, Element (&weight)[V]) const {
 #pragma unroll
         for (int v = 0; v < V; ++v) weight[v] = held[k][v];
     }
 };
-template <class Number, int V>
-struct HeldWeights<Number, V, 0, 0> {
-    const Number* weights;
+template <class Element, int V>
+struct HeldWeights<Element, V, 0, 0> {
+    const Element* weights;
     const long long N;
     const int taps;  // taps per row
 
-    __device__ __forceinline__ HeldWeights(const Number* weights, long long N, int taps)
+    __device__ __forceinline__ HeldWeights(const Element* weights, long long N, int taps)
         : weights(weights), N(N), taps(taps) {}
     __device__ __forceinline__ int tap(int kh, int kw) const { return kh * taps + kw; }
-    __device__ __forceinline__ void load(int k, Number (&weight)[V]) const { load_neighbours(weights + k * N, weight); }
+    __device__ __forceinline__ void load(int k, Element (&weight)[V]) const { load_neighbours(weights + k * N, weight); }
 };
 
 // A thread's accumulators. HAS_PARTS: more than PART taps.
-template <class Number, int V, int U, int Q, bool HAS_PARTS, class Weights>
+template <class Element, int V, int U, int Q, bool HAS_PARTS, class Weights>
 struct Convolved {
-    Number sums[Q][U][V] = {}, totals[HAS_PARTS ? Q : 1][U][V] = {};
+    Element sums[Q][U][V] = {}, totals[HAS_PARTS ? Q : 1][U][V] = {};
     int parts[Q] = {};
     const Weights weights;
     const int taps, stride;  // along h
@@ -68,7 +68,7 @@ struct Convolved {
             }
     }
     template <int K, int STEP, int LEAD, int WORDS, int SIZE>
-    __device__ __forceinline__ void take(int r, int kw, const Number (&read)[WORDS][SIZE]) {
+    __device__ __forceinline__ void take(int r, int kw, const Element (&read)[WORDS][SIZE]) {
 #pragma unroll
         for (int q = 0; q < Q; ++q) {
             if (static_cast<u32>(r - q * stride) >= static_cast<u32>(taps)) continue;
@@ -79,7 +79,7 @@ struct Convolved {
                     if ((k + i) / PART != parts[q]) end_part(q);
                     parts[q] = (k + i) / PART;
                 }
-                Number weight[V];
+                Element weight[V];
                 weights.load(k + i, weight);
 #pragma unroll
                 for (int u = 0; u < U; ++u)
@@ -91,7 +91,7 @@ struct Convolved {
         }
     }
     __device__ __forceinline__ void end_row(int) {}
-    __device__ __forceinline__ Number sum(int q, int u, int v) const {
+    __device__ __forceinline__ Element sum(int q, int u, int v) const {
         return HAS_PARTS ? sums[q][u][v] + totals[q][u][v] : sums[q][u][v];
     }
 };
@@ -101,9 +101,9 @@ struct Convolved {
 template <class T, bool HAS_PARTS, class Index, bool IS_LAST, int V, int U, int Q, int P, int LEAD, int KH, int KW,
           int SH, int SW>
 __global__ void __launch_bounds__(WINDOW_THREADS, U * Q * V > 16 || IS_LAST && V > 1 ? 2 : 3)
-depthwise(const T* x, const wide_t<T>* weights, const wide_t<T>* bias, T* y, const Windows all, Divider each, u32 code,
+depthwise(const T* x, const acc_t<T>* weights, const acc_t<T>* bias, T* y, const Windows all, Divider each, u32 code,
           u32 a_bits, u32 b_bits) {
-    using Number = wide_t<T>;
+    using Element = acc_t<T>;
     static_assert(KH * KW <= PART, "one part");
     const long long thread = static_cast<long long>(blockIdx.x) * WINDOW_THREADS + threadIdx.x;
     if (thread >= all.count) return;
@@ -118,9 +118,9 @@ depthwise(const T* x, const wide_t<T>* weights, const wide_t<T>* bias, T* y, con
     const long long N = IS_LAST ? all.channels.size * V : 1;
     weights += IS_LAST ? n : static_cast<long long>(n) * taps;
 
-    using Weights = HeldWeights<Number, V, KH, KH ? KW : 0>;
+    using Weights = HeldWeights<Element, V, KH, KH ? KW : 0>;
     const Weights held(weights, N, w.taps);
-    Convolved<Number, V, U, Q, HAS_PARTS, Weights> made(held, KH ? KH : h.taps, KH ? SH : h.stride);
+    Convolved<Element, V, U, Q, HAS_PARTS, Weights> made(held, KH ? KH : h.taps, KH ? SH : h.stride);
     const View<T> view{from, h0, w0, all.from.row, column, T{}};
     if constexpr (KH > 0) walk<V, U, Q, P, LEAD, KH, KW, SH, SW>(view, h.size, w.size, made);
     else walk_any<SW == 1, KW, V, U, Q>(view, h, w, made);
@@ -130,7 +130,7 @@ depthwise(const T* x, const wide_t<T>* weights, const wide_t<T>* bias, T* y, con
     const float low = code == 3 ? __uint_as_float(a_bits) : 0.0f;
     const float high = __uint_as_float(code == 3 ? b_bits : 0x7f800000);
     const Activation other{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
-    Number shift[V];
+    Element shift[V];
 #pragma unroll
     for (int v = 0; v < V; ++v) shift[v] = bias ? bias[n + v] : 0;
     T* to = y + mine.image * all.to.image + n * all.to.channel + mine.ho * all.to.row +
@@ -138,7 +138,7 @@ depthwise(const T* x, const wide_t<T>* weights, const wide_t<T>* bias, T* y, con
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
         if (Q > 1 && mine.ho + q >= h.count) break;
-        Number out[U][V];
+        Element out[U][V];
 #pragma unroll
         for (int i = 0; i < U * V; ++i) out[i / V][i % V] = made.sum(q, i / V, i % V) + shift[i % V];
         if constexpr (!is_same<T, double>) {

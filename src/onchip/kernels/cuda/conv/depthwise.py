@@ -34,7 +34,7 @@ from onchip.network.layers.conv import conv_groups
 from onchip.network.recipe import Recipe, as_is, transposed
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 
 ARCHITECTURES = EVERY_CHIP
@@ -78,7 +78,7 @@ class DepthwiseLowering:
         return Steps((KernelLaunch(program, config, arguments, Budget(registers=128)),))
 
 
-class DepthwiseAlone:
+class DepthwiseKernel:
     name = "depthwise"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # computes in float32 or float64
@@ -109,20 +109,20 @@ def _claims(net: Network, nodes: tuple[Node, ...], device: Device) -> Iterator[C
     for is_last in (False, True) if has_channels(x) and has_channels(y) and net.readers(made) else (False,):
         windows = _windows(net, first, is_last, device)
         recipes = _recipes(net, first, is_last, number)
-        price = Price(
+        cost = Cost(
             sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, sum(made.nbytes for made in recipes.values()),
             precision="fp32", rate=RATE if windows.is_unrolled else LOOP_RATE,
-            least_us=windows.h.taps * windows.w.taps * (TAP_US if windows.is_unrolled else LOOP_TAP_US),
+            min_us=windows.h.taps * windows.w.taps * (TAP_US if windows.is_unrolled else LOOP_TAP_US),
         )  # fmt: skip
         taps = "x".join(map(str, net.weights[first.weights["weight"]].shape[2:]))
         labels = (str(windows.C), str(windows.N), taps, *([activation.kind] if activation else ()))
         is_read_often = windows.h.taps * windows.w.taps > 1 or windows.N > windows.C
         yield Claim(
-            DepthwiseAlone.name, f"{DepthwiseAlone.name}<{','.join(labels)}>", tuple(node.name for node in nodes),
-            price, "a channel of y is made of one of x", recipes, order=f"taps in order, parts of {PART}",
+            DepthwiseKernel.name, f"{DepthwiseKernel.name}<{','.join(labels)}>", tuple(node.name for node in nodes),
+            cost, "a channel of y is made of one of x", recipes, order=f"taps in order, parts of {PART}",
             facts=DepthwiseLowering(x.dtype, windows, "bias" in recipes, activation),
             reads={value: Use(CHANNELS_LAST if is_last else ROWS, is_read_often)},
-            gives={made: CHANNELS_LAST} if is_last else {},
+            writes={made: CHANNELS_LAST} if is_last else {},
         )  # fmt: skip
 
 

@@ -72,28 +72,28 @@ struct __align__(16) Term {  // one k: offset from there, and its row of w
 };
 
 template <class X>
-__device__ __forceinline__ wide_t<X> read(const X* x, const OutputPlace& place, const Term& term, int2 sides) {
+__device__ __forceinline__ acc_t<X> read(const X* x, const OutputPlace& place, const Term& term, int2 sides) {
     // Load both entries whole and without a branch: each becomes one vector load.
     const u32 h = place.h + term.h, w = place.w + term.w;
     const X* at = x + (place.at + term.at);
     const bool is_inside = (h < sides.x) & (w < sides.y);
-    return is_inside ? load_wide(at) : 0;
+    return is_inside ? load_acc(at) : 0;
 }
 
 template <class X, class Y, int BP, int BN, int TP, int TN>
 __global__ void __launch_bounds__(BP / TP * (BN / TN), 512 / (BP / TP * (BN / TN)))
-conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t<X>* __restrict__ bias, Y* y,
+conv_tile(const X* __restrict__ x, const acc_t<X>* __restrict__ w, const acc_t<X>* __restrict__ bias, Y* y,
           long long B, int C, int N, int groups, int2 in, int2 out, int2 taps, int2 stride, int2 before, int2 dilation,
           int2 every, u32 flags, u32 code, u32 a_bits, u32 b_bits) {
-    using Number = wide_t<X>;
+    using Element = acc_t<X>;
     constexpr int THREADS = BP / TP * (BN / TN), X_EACH = BP * DEPTH / THREADS, W_EACH = BN * DEPTH / THREADS;
     // Lanes form a rectangle: a warp reads at most 128 bytes of a slice per load.
     constexpr int ACROSS = BN / TN, LANES_N = ACROSS < 8 ? ACROSS : 8, LANES_P = 32 / LANES_N;
     static_assert(TP % 4 == 0 && TN % 4 == 0 && ACROSS % LANES_N == 0 && BP / TP % LANES_P == 0, "whole warps");
     static_assert(THREADS % BP == 0 && THREADS % BN == 0 && THREADS % DEPTH == 0, "a thread stays in its column");
     // +4: rows stay 16 B aligned, and writes along k hit different banks
-    __shared__ __align__(16) Number xs[2][DEPTH][BP + 4];
-    __shared__ __align__(16) Number ws[2][DEPTH][BN];
+    __shared__ __align__(16) Element xs[2][DEPTH][BP + 4];
+    __shared__ __align__(16) Element ws[2][DEPTH][BN];
     __shared__ OutputPlace places[BP];
     __shared__ long long made[BP];  // offset of the output in y; < 0: none
     __shared__ Term terms[2][DEPTH];
@@ -135,10 +135,10 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
     __syncthreads();
 
     // The next slice in registers. Adjacent threads load adjacent elements: positions, or channels in NHWC.
-    Number x_held[X_EACH], w_held[W_EACH];
+    Element x_held[X_EACH], w_held[W_EACH];
     const OutputPlace mine = places[threadIdx.x % BP];
     const int n_mine = threadIdx.x % BN, pitch = is_transposed ? N : groups * N;
-    const Number* columns = w + (is_transposed ? 0 : group * N) + n_first + n_mine;
+    const Element* columns = w + (is_transposed ? 0 : group * N) + n_first + n_mine;
     const auto read_slice = [&](const Term(&of)[DEPTH]) {
         if (flags & X_LAST) {
             const Term term = of[threadIdx.x % DEPTH];
@@ -173,7 +173,7 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int tp = (warp / (ACROSS / LANES_N) * LANES_P + lane / LANES_N) * 4;
     const int tn = (warp % (ACROSS / LANES_N) * LANES_N + lane % LANES_N) * 4;
-    Number sums[TP][TN] = {}, totals[TP][TN] = {};
+    Element sums[TP][TN] = {}, totals[TP][TN] = {};
     read_slice(terms[0]);
     write_slice(0);
     __syncthreads();
@@ -186,7 +186,7 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
             // A thread's positions and channels are groups of four, contiguous across threads: no bank conflicts.
-            Number xv[TP], wv[TN];
+            Element xv[TP], wv[TN];
 #pragma unroll
             for (int i = 0; i < TP; ++i) xv[i] = xs[now][d][i / 4 * (BP / (TP / 4)) + tp + i % 4];
 #pragma unroll
@@ -214,7 +214,7 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
 #pragma unroll
     for (int j = 0; j < TN; ++j) {
         const int n = n_first + j / 4 * (BN / (TN / 4)) + tn + j % 4;
-        const Number shift = bias && n < N ? bias[group * N + n] : 0;
+        const Element shift = bias && n < N ? bias[group * N + n] : 0;
 #pragma unroll
         for (int i = 0; i < TP; ++i) totals[i][j] += shift;
     }
@@ -233,7 +233,7 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
             if (by_places) {
 #pragma unroll
                 for (int b = 0; b < 4; ++b) {
-                    const Number four[] = {totals[i][j + b], totals[i + 1][j + b], totals[i + 2][j + b],
+                    const Element four[] = {totals[i][j + b], totals[i + 1][j + b], totals[i + 2][j + b],
                                            totals[i + 3][j + b]};
                     if (made[p] >= 0 && n + b < N)
                         store_neighbours(y + made[p] + static_cast<long long>(n + b) * y_image.channel, four);
@@ -242,16 +242,16 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
             }
 #pragma unroll
             for (int a = 0; a < 4; ++a) {
-                const Number(&sum)[TN] = totals[i + a];
+                const Element(&sum)[TN] = totals[i + a];
                 Y* to = y + made[p + a] + static_cast<long long>(n) * y_image.channel;
                 if (made[p + a] < 0 || n >= N) continue;
                 if (by_channels) {
-                    const Number four[] = {sum[j], sum[j + 1], sum[j + 2], sum[j + 3]};
+                    const Element four[] = {sum[j], sum[j + 1], sum[j + 2], sum[j + 3]};
                     store_neighbours(to, four);
                 } else {
 #pragma unroll
                     for (int b = 0; b < 4; ++b)
-                        if (n + b < N) store_wide(to + static_cast<long long>(b) * y_image.channel, sum[j + b]);
+                        if (n + b < N) store_acc(to + static_cast<long long>(b) * y_image.channel, sum[j + b]);
                 }
             }
         }
@@ -260,11 +260,11 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
 
 template <class X, class Y>
 __global__ void __launch_bounds__(NARROW_THREADS, 2)
-conv_narrow(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t<X>* __restrict__ bias, Y* y,
+conv_narrow(const X* __restrict__ x, const acc_t<X>* __restrict__ w, const acc_t<X>* __restrict__ bias, Y* y,
             long long B, int C, int N, int groups, int2 in, int2 out, int2 taps, int2 stride, int2 before,
             int2 dilation, int2 every, u32 flags, u32 code, u32 a_bits, u32 b_bits) {
-    using Number = wide_t<X>;
-    __shared__ __align__(16) Number ws[PART][NARROW];
+    using Element = acc_t<X>;
+    __shared__ __align__(16) Element ws[PART][NARROW];
     const bool is_transposed = flags & TRANSPOSED;
     const int2 phases = is_transposed ? stride : int2{1, 1}, step = is_transposed ? int2{1, 1} : stride;
     const int2 sides = {(out.x + phases.x - 1) / phases.x, (out.y + phases.y - 1) / phases.y};  // of a phase
@@ -273,7 +273,7 @@ conv_narrow(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide
     const Axis h(is_transposed, block.phase.x, taps.x, stride.x, before.x, dilation.x, every.x);
     const Axis v(is_transposed, block.phase.y, taps.y, stride.y, before.y, dilation.y, every.y);
     const int K = h.count * v.count * C, pitch = is_transposed ? N : groups * N;
-    const Number* columns = w + (is_transposed ? 0 : block.group * N) + block.n;
+    const Element* columns = w + (is_transposed ? 0 : block.group * N) + block.n;
 
     // Adjacent threads have adjacent positions; a thread's positions are NARROW_THREADS apart.
     OutputPlace places[NARROW];
@@ -292,7 +292,7 @@ conv_narrow(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide
                            : -1;
     }
 
-    Number sums[NARROW][NARROW] = {}, totals[NARROW][NARROW] = {};
+    Element sums[NARROW][NARROW] = {}, totals[NARROW][NARROW] = {};
     for (int first = 0; first < K; first += PART) {
         const int end = min(K, first + PART);
         if (first > 0) __syncthreads();
@@ -317,12 +317,12 @@ conv_narrow(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide
             }
 #pragma unroll 4
             for (; k < stop; ++k) {
-                Number weights[NARROW];
+                Element weights[NARROW];
 #pragma unroll
                 for (int n = 0; n < NARROW; ++n) weights[n] = ws[k - first][n];
 #pragma unroll
                 for (int i = 0; i < NARROW; ++i) {
-                    const Number number = is_inside[i] ? load_wide(from[i]) : 0;
+                    const Element number = is_inside[i] ? load_acc(from[i]) : 0;
                     from[i] += x_image.channel;
 #pragma unroll
                     for (int n = 0; n < NARROW; ++n) sums[i][n] = multiply_add(number, weights[n], sums[i][n]);
@@ -342,22 +342,22 @@ conv_narrow(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide
     for (int i = 0; i < NARROW; ++i) {
 #pragma unroll
         for (int n = 0; n < NARROW; ++n)
-            totals[i][n] += bias && block.n + n < N ? bias[block.group * N + block.n + n] : Number(0);
+            totals[i][n] += bias && block.n + n < N ? bias[block.group * N + block.n + n] : Element(0);
         finish_sums<Y>(totals[i], activation);
 #pragma unroll
         for (int n = 0; n < NARROW; ++n)
             if (made[i] >= 0 && block.n + n < N)
-                store_wide(y + made[i] + static_cast<long long>(n) * y_image.channel, totals[i][n]);
+                store_acc(y + made[i] + static_cast<long long>(n) * y_image.channel, totals[i][n]);
     }
 }
 
 // Three blocks per SM: four spill from sm_100 on.
 template <class X, class Y>
 __global__ void __launch_bounds__(DIRECT_THREADS, 3)
-conv_direct(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t<X>* __restrict__ bias, Y* y,
+conv_direct(const X* __restrict__ x, const acc_t<X>* __restrict__ w, const acc_t<X>* __restrict__ bias, Y* y,
             long long B, int C, int N, int groups, int2 in, int2 out, int2 taps, int2 stride, int2 before,
             int2 dilation, int2 every, u32 flags, u32 code, u32 a_bits, u32 b_bits) {
-    using Number = wide_t<X>;
+    using Element = acc_t<X>;
     const bool is_transposed = flags & TRANSPOSED;
     const int2 phases = is_transposed ? stride : int2{1, 1}, step = is_transposed ? int2{1, 1} : stride;
     const Image x_image(groups * C, in, flags & X_LAST), y_image(groups * N, out, flags & Y_LAST);
@@ -372,17 +372,17 @@ conv_direct(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide
     const Axis v(is_transposed, to.y % phases.y, taps.y, stride.y, before.y, dilation.y, every.y);
     const int2 from = {to.x / phases.x * step.x + h.begin, to.y / phases.y * step.y + v.begin};
     const int group = channel / N, pitch = is_transposed ? N : channels;
-    const Number* column = w + (is_transposed ? static_cast<long long>(group * C) * N + channel % N : channel);
+    const Element* column = w + (is_transposed ? static_cast<long long>(group * C) * N + channel % N : channel);
     const X* image = x + row * x_image.size + static_cast<long long>(group * C) * x_image.channel;
 
-    Number sum = 0, total = 0;
+    Element sum = 0, total = 0;
     int part = 0;
     for (int a = 0; a < h.count; ++a)
         for (int b = 0; b < v.count; ++b) {
             const u32 at_h = from.x + a * h.move, at_w = from.y + b * v.move;
             if (at_h >= in.x || at_w >= in.y) continue;  // zero terms do not change the sum
             const int tap = (h.first + a * every.x) * taps.y + v.first + b * every.y;
-            const Number* weights = column + static_cast<long long>(tap) * (is_transposed ? groups * C : C) * pitch;
+            const Element* weights = column + static_cast<long long>(tap) * (is_transposed ? groups * C : C) * pitch;
             const X* numbers = image + at_h * x_image.row + at_w * x_image.column;
             for (int c = 0; c < C;) {
                 const int k = (a * v.count + b) * C + c, end = min(C, c + PART - k % PART);
@@ -392,12 +392,12 @@ conv_direct(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide
                     part = k / PART;
                 }
                 for (; c < end; ++c)
-                    sum = multiply_add(load_wide(numbers + static_cast<long long>(c) * x_image.channel),
+                    sum = multiply_add(load_acc(numbers + static_cast<long long>(c) * x_image.channel),
                                        weights[static_cast<long long>(c) * pitch], sum);
             }
         }
     total += sum;
-    Number made[4] = {total + (bias ? bias[channel] : 0)};  // finish_sums works on four; three are unused
+    Element made[4] = {total + (bias ? bias[channel] : 0)};  // finish_sums works on four; three are unused
     finish_sums<Y>(made, Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
-    store_wide(y + index, made[0]);
+    store_acc(y + index, made[0]);
 }

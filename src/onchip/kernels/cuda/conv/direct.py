@@ -32,7 +32,7 @@ from onchip.network.layers import Convolution, Elementwise, Layer, TransposedCon
 from onchip.network.layers.conv import conv_groups, geometry
 from onchip.network.recipe import Recipe, as_is, transposed
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -175,7 +175,7 @@ class ConvLowering:
         rate *= DOUBLE_RATE if "float64" in self.dtypes else 1.0
         return rate * min(1.0, self.geometry.blocks(max(1, B), tile) / self.units)  # idle SMs
 
-    def least_us(self, B: int) -> float:
+    def min_us(self, B: int) -> float:
         """Serial time of one output, whatever B."""
         g, tile = self.geometry, self.tile(max(1, B))
         taps = math.prod(g.taps) / math.prod(g.phases)  # per output
@@ -214,8 +214,8 @@ class ConvLowering:
         return KernelLaunch(Program(SOURCE, name), config, arguments, budget)
 
 
-class ConvAlone:
-    name = "conv"
+class ConvDirect:
+    name = "conv_direct"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
@@ -247,21 +247,21 @@ class ConvAlone:
             if lowering.is_direct and lasts[0] != lasts[1]:
                 continue  # uncoalesced: adjacent threads write adjacent y, so x must have the same layout
             # FFMA whatever the job's precision: the result is only more exact.
-            price = Price(
+            cost = Cost(
                 sum(map(net.row_flop, nodes)),
                 x.row_bytes + y.row_bytes,
                 weight_bytes,
                 1,
                 "fp32",
                 lowering.rate(job.batch),
-                least_us=lowering.least_us(job.batch),
+                min_us=lowering.min_us(job.batch),
             )
             yield Claim(
-                self.name, label, tuple(each.name for each in nodes), price,
+                self.name, label, tuple(each.name for each in nodes), cost,
                 "a thread an output: few channels a group" if lowering.is_direct else "one layer by itself",
                 recipes, order=f"taps, then channels, parts of {PART}", facts=lowering,
                 reads={node.inputs[0]: Use(CHANNELS_LAST if lasts[0] else ROWS, is_read_often=True)},
-                gives={last.name: CHANNELS_LAST} if lasts[1] else {},
+                writes={last.name: CHANNELS_LAST} if lasts[1] else {},
             )  # fmt: skip
 
 

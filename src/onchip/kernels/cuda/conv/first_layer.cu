@@ -206,7 +206,7 @@ __device__ __forceinline__ void store_window(const float (&c)[4], Y* to, int cha
 
 template <class P, class X, class Y, int NT, class Pool>
 __global__ void __launch_bounds__(THREADS, is_same<P, Fp32> ? 2 : 3)
-conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
+conv_first_layer(const X* __restrict__ x, const uint4* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
            const __grid_constant__ Tiles t, u32 code, u32 a_bits, u32 b_bits) {
     constexpr int PARTS = is_same<P, Fp32> ? 2 : 1;
     extern __shared__ uint4 room[];
@@ -332,7 +332,7 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
                             const float(&c)[4] = sums[(k + i) / (2 * NT)].made()[(k + i) % NT];
                             words[i] = pack<Y>(c[2 * half], c[2 * half + 1]);
                         }
-                        collect_piece(words, q);
+                        collect_chunk(words, q);
                         const int at = (k + q) / NT, place = first + 2 * g + at / 2 * 16 + at % 2;
                         const int channel = n + (k + q) % NT * 8;
                         if (channel < t.N && (here >> at & 1))

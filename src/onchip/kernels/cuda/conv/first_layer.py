@@ -16,8 +16,8 @@ from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.fast_divide import divider
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Argument,
     Budget,
     Input,
@@ -35,19 +35,19 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.conv.direct import Geometry, geometry_of
 from onchip.kernels.cuda.conv.warp_mma import (
     COLUMNS,
-    ISSUED_A_PRODUCT,
+    ISSUED_PER_MMA,
     PART,
     THREADS,
     activation_of,
     are_numbers,
     convolution_of,
+    cost_of,
     even_share,
     find_nodes,
     fragment_shape,
     in_fragments,
     label_of,
     multiplied_fragments,
-    price_of,
 )
 from onchip.kernels.cuda.pool.pool import POOLS
 from onchip.kernels.pointwise import ACTIVATIONS
@@ -62,11 +62,11 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-MOST_CHANNELS = 15  # of x: more of them fill a step on their own and are stored as NHWC
+MAX_CHANNELS = 15  # of x: more of them fill a step on their own and are stored as NHWC
 PLACES = (1024, 512, 256, 128, 64, 32)  # positions per tile, at most
-MOST_LINE = 64  # positions per row of a tile with several rows
+MAX_LINE = 64  # positions per row of a tile with several rows
 SECTOR_BYTES = 32  # unit of a full memory write
-MOST_STAGED_BYTES = 32 << 10
+MAX_STAGED_BYTES = 32 << 10
 UNIT = 8  # pixels of a row per thread and load
 JOB = 32  # positions per warp tile
 BLOCK_BYTES = 1 << 10  # shared memory that the system reserves per block
@@ -178,7 +178,7 @@ class ConvFirstLowering:
         if self.is_last or not is_whole or channel % SECTOR_BYTES == 0 or self.geometry.N * channel % 16:
             return 0
         made = tile.images * self.geometry.N * channel
-        return made if made <= MOST_STAGED_BYTES else 0
+        return made if made <= MAX_STAGED_BYTES else 0
 
     def shared_bytes(self, tile: Tile) -> int:
         pixels = tile.images * self.geometry.C * math.prod(self.patch(tile))
@@ -191,7 +191,7 @@ class ConvFirstLowering:
         """A tile of at most `most` positions: whole rows of windows, and several images if they are small."""
         (H, W), (down, across) = self.y_sides, self.pool.window
         windows = most // (down * across)
-        columns = even_share(W, windows if H == 1 else min(windows, MOST_LINE // across))
+        columns = even_share(W, windows if H == 1 else min(windows, MAX_LINE // across))
         rows = even_share(H, max(1, windows // columns))
         is_whole = (rows, columns) == (H, W)
         return Tile(max(1, windows // (rows * columns)) if is_whole else 1, rows * down, columns * across)
@@ -240,11 +240,11 @@ class ConvFirstLowering:
         filled = g.C * math.prod(g.taps) * g.N / (self.steps * PRECISIONS[self.precision].step * self.channels)
         share = math.prod(g.sides_out) * B / (tile.count(B, g.sides_out) * round_up(tile.places, JOB))
         issued = JOB_ISSUED + TILE_ISSUED * self.group + self.steps * (STEP_ISSUED + PRODUCT_ISSUED * self.group)
-        rate = ISSUED_A_PRODUCT * JOB / 16 * self.steps * self.group / issued
+        rate = ISSUED_PER_MMA * JOB / 16 * self.steps * self.group / issued
         return rate * filled * min(1.0, share) * min(1.0, tile.count(B, g.sides_out) / self.units)
 
     @property
-    def least_us(self) -> float:
+    def min_us(self) -> float:
         """Time of a launch, whatever B."""
         g = self.geometry
         return HEAD_US + WEIGHT_US[PRECISIONS[self.precision].parts] * g.C * math.prod(g.taps) * g.N
@@ -255,7 +255,7 @@ class ConvFirstLowering:
         return Steps((self.launch(B),))
 
     def launch(self, B: int) -> KernelLaunch:
-        """conv_first(x, w, bias, y, B, Tiles, activation's three words)"""
+        """conv_first_layer(x, w, bias, y, B, Tiles, activation's three words)"""
         g, tile = self.geometry, self.tile(B)
         patch_rows, pitch = self.patch(tile)
         down, across = (math.ceil(n / m) for n, m in zip(g.sides_out, (tile.rows, tile.columns), strict=True))
@@ -277,15 +277,15 @@ class ConvFirstLowering:
         shared = self.shared_bytes(tile)
         blocks = self.units * self.resident(tile)
         config = LaunchConfig((min(blocks, tile.count(B, g.sides_out)), 1, 1), (THREADS, 1, 1), shared)
-        numbers = (PRECISIONS[self.precision].name, *(NUMBERS[dtype] for dtype in self.dtypes))
-        program = Program(SOURCE, f"conv_first<{', '.join(numbers)}, {self.group}, {self.pool.how}>")
+        numbers = (PRECISIONS[self.precision].name, *(ELEMENT_TYPES[dtype] for dtype in self.dtypes))
+        program = Program(SOURCE, f"conv_first_layer<{', '.join(numbers)}, {self.group}, {self.pool.how}>")
         # Some accumulators spill: up to 78 B on an H200, more on newer GPUs.
         budget = Budget(65536 // (self.blocks * THREADS) // 8 * 8, spill_bytes=256 if self.pool == NO_POOL else 448)
         return KernelLaunch(program, config, arguments, budget)
 
 
-class ConvFirst:
-    name = "conv_first"
+class ConvFirstLayer:
+    name = "conv_first_layer"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
@@ -298,7 +298,7 @@ class ConvFirst:
             nodes = nodes[:-1]
         node = convolution_of(nodes)
         geometry = geometry_of(net, node)
-        if geometry.groups > 1 or geometry.C > MOST_CHANNELS or not are_numbers(net, nodes):
+        if geometry.groups > 1 or geometry.C > MAX_CHANNELS or not are_numbers(net, nodes):
             return
         terms = geometry.C * math.prod(geometry.taps)
         if PRECISIONS[job.precision].parts > 1 and terms <= FEW_TERMS:
@@ -368,16 +368,16 @@ def _claim(net: Network, nodes: tuple[Node, ...], lowering: ConvFirstLowering, j
     recipes, precision = _recipes(net, convolution_of(nodes), lowering), PRECISIONS[job.precision]
     order = f"channels, then taps in steps of {precision.step} by mma.sync"
     return Claim(
-        ConvFirst.name, label_of(ConvFirst.name, net, nodes), tuple(node.name for node in nodes),
-        price_of(
+        ConvFirstLayer.name, label_of(ConvFirstLayer.name, net, nodes), tuple(node.name for node in nodes),
+        cost_of(
             net, nodes, sum(made.nbytes for made in recipes.values()), job.precision, lowering.rate(job.batch),
-            lowering.least_us,
+            lowering.min_us,
         ),
         "tensor cores, a patch of x in shared memory: few channels", recipes,
         fast_bytes=lowering.shared_bytes(lowering.tile(job.batch)),
         order=order + (f", parts of {PART}" if precision.parts > 1 else ""), facts=lowering,
         reads={nodes[0].inputs[0]: Use(ROWS, is_read_often=True)},
-        gives={nodes[-1].name: CHANNELS_LAST} if lowering.is_last else {},
+        writes={nodes[-1].name: CHANNELS_LAST} if lowering.is_last else {},
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onchip.kernels.chain import is_closed
-from onchip.kernels.cuda.common.program import NUMBERS
+from onchip.kernels.cuda.common.program import ELEMENT_TYPES
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Add, Cast, Convolution, Elementwise, TransposedConvolution
@@ -48,7 +48,7 @@ class ConvRun:
     def are_numbers(self, net: Network) -> bool:
         """Whether input, weights and output have dtypes that the tensor cores support."""
         weights = (net.weight_type(name).dtype for name in self.conv.weights.values())
-        return {*self.dtypes(net), *weights} <= NUMBERS.keys()
+        return {*self.dtypes(net), *weights} <= ELEMENT_TYPES.keys()
 
     def row_flop(self, net: Network) -> int:
         return sum(map(net.row_flop, self.nodes))
@@ -73,7 +73,7 @@ class ConvRun:
             if value
         }
 
-    def gives(self, net: Network) -> dict[str, str]:
+    def writes(self, net: Network) -> dict[str, str]:
         return {self.made: CHANNELS_LAST} if has_channels(net.types[self.made]) else {}
 
 
@@ -90,10 +90,10 @@ def find_runs(net: Network, start: int, multiplied: str) -> list[ConvRun]:
         return []
     if begins and (conv.inputs != (first.name,) or not is_closed(net, list(nodes))):
         return []
-    return with_behind(net, start, ConvRun(nodes, conv))
+    return with_epilogue(net, start, ConvRun(nodes, conv))
 
 
-def with_behind(net: Network, start: int, run: ConvRun) -> list[ConvRun]:
+def with_epilogue(net: Network, start: int, run: ConvRun) -> list[ConvRun]:
     """Extend a run that ends with its convolution by the layers that may follow; longest first."""
     runs = [run]
     for node in net.nodes[start + len(run.nodes) : start + len(run.nodes) + 3]:

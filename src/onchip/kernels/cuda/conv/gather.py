@@ -9,18 +9,18 @@ import numpy as np
 
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.common.precision import PRECISIONS
-from onchip.kernels.cuda.common.program import NUMBERS, StatusWord
+from onchip.kernels.cuda.common.program import ELEMENT_TYPES, StatusWord
 from onchip.kernels.cuda.conv.direct import Geometry, geometry_of
-from onchip.kernels.cuda.conv.fusion import ConvRun, with_behind
+from onchip.kernels.cuda.conv.fusion import ConvRun, with_epilogue
 from onchip.kernels.cuda.conv.implicit_gemm import (
     ARCHITECTURES,
     IDS,
-    LEAST_COLUMNS,
-    WindowsLowering,
+    MIN_COLUMNS,
+    ImplicitGemmLowering,
     bias_recipe,
+    cost_of,
     instance_of,
     order_of,
-    price_of,
     tap_weight,
 )
 from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
@@ -31,11 +31,11 @@ from onchip.network.recipe import Array, Recipe, as_is, recipe_op
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 
-__all__ = ["ARCHITECTURES", "INSTANCES", "ProductGather", "spread_rows"]
+__all__ = ["ARCHITECTURES", "INSTANCES", "ConvGather", "spread_rows"]
 
 
-class ProductGather:
-    name = "product_gather"
+class ConvGather:
+    name = "conv_gather"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
@@ -44,7 +44,7 @@ class ProductGather:
         front = _front(net, start)
         if front is None or job.is_training or device.arch not in ARCHITECTURES:
             return
-        for run in with_behind(net, start, front):
+        for run in with_epilogue(net, start, front):
             claim = _claim(net, run, device, job)
             if claim is not None:
                 yield claim
@@ -89,11 +89,15 @@ def _claim(net: Network, run: ConvRun, device: Device, job: Job) -> Claim | None
     first, node, geometry = run.nodes[0], run.conv, _geometry(net, run)
     ids, embedded, made = (net.types[value] for value in (run.given, first.name, run.made))
     weights = (net.weight_type(name).dtype for name in node.weights.values())
-    if geometry is None or geometry.N < LEAST_COLUMNS or not {embedded.dtype, made.dtype, *weights} <= NUMBERS.keys():
+    if (
+        geometry is None
+        or geometry.N < MIN_COLUMNS
+        or not {embedded.dtype, made.dtype, *weights} <= ELEMENT_TYPES.keys()
+    ):
         return None
     V, E = net.weights[first.weights["weight"]].shape
     status = StatusWord(run.given, ids.row_shape, V)
-    lowering = WindowsLowering(
+    lowering = ImplicitGemmLowering(
         geometry, job.precision, (embedded.dtype, made.dtype), run.activation, "bias" in node.weights, device.units,
         scale_of(device, job.precision), run.other_input, (ids.dtype, status),
     )  # fmt: skip
@@ -106,15 +110,15 @@ def _claim(net: Network, run: ConvRun, device: Device, job: Job) -> Claim | None
     taps = f"{geometry.taps[1]}," if geometry.taps[1] > 1 else ""
     label = ",".join([f"{V},{E},{taps}{geometry.N}", *run.behind])
     return Claim(
-        ProductGather.name, f"{ProductGather.name}<{label}>", run.names,
-        price_of(net, run, lowering, recipes, job, embedded.row_bytes), "rows are multiplied where they are looked up",
+        ConvGather.name, f"{ConvGather.name}<{label}>", run.names,
+        cost_of(net, run, lowering, recipes, job, embedded.row_bytes), "rows are multiplied where they are looked up",
         recipes, order=order_of(job.precision), facts=lowering,
         reads={**(run.reads(net) if is_conv else {}), run.given: Use(is_read_often=True)},
-        gives=run.gives(net) if is_conv else {},
+        writes=run.writes(net) if is_conv else {},
     )  # fmt: skip
 
 
-def _row_weight(net: Network, node: Node, lowering: WindowsLowering) -> Recipe:
+def _row_weight(net: Network, node: Node, lowering: ImplicitGemmLowering) -> Recipe:
     """Weight of a Linear: (N, taps * channels)."""
     g, name = lowering.geometry, node.weights["weight"]
     shape = (g.N, g.taps[1] * lowering.channels)

@@ -16,7 +16,7 @@
 #include "mma/mma_tile.cuh"
 #include "common/status.cuh"
 
-constexpr int MOST_PHASES = 8;  // per axis
+constexpr int MAX_PHASES = 8;  // per axis
 constexpr int NOWHERE = -(1 << 30);
 
 struct Phase {
@@ -38,7 +38,7 @@ struct Windows {
     Divider by_units;             // units of a tap
     Divider by_places, by_line;   // positions of the walk per image, and per row
     Divider by_groups, by_phases, by_phases_w;
-    Phase down[MOST_PHASES], right[MOST_PHASES];
+    Phase down[MAX_PHASES], right[MAX_PHASES];
 };
 
 // The phase of a tile.
@@ -140,7 +140,7 @@ struct WindowRows {
 // Output rows of a tile's phase, and columns of its group.
 template <class Y>
 struct PlacesOut {
-    using Number = Y;
+    using Element = Y;
     Y* y;  // first column of the group
     long long M, N;
     const Y* other;
@@ -164,10 +164,10 @@ struct PlacesOut {
 // N  columns per group
 template <class P, class X, class Y, class Id, int BM, int BN, int WM, int WN, int STAGES, bool IS_WHOLE>
 __global__ void __launch_bounds__(32 * WM * WN, (MMA_BLOCKS<P, BM, BN, WM * WN>))
-product_windows(const X* __restrict__ x, const Id* __restrict__ ids, const typename P::Number* __restrict__ w,
+conv_implicit_gemm(const X* __restrict__ x, const Id* __restrict__ ids, const typename P::Element* __restrict__ w,
                 const float* __restrict__ bias, const Y* other, Y* y, u64* status, long long V, long long M,
                 long long N, const __grid_constant__ Windows windows, u32 code, u32 a_bits, u32 b_bits) {
-    using W = typename P::Number;
+    using W = typename P::Element;
     constexpr int THREADS = 32 * WM * WN, UNIT = MmaSlice<P>::UNIT;
     extern __shared__ uint4 room[];
     u32 number = blockIdx.x;

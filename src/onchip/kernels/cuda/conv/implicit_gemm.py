@@ -14,8 +14,8 @@ from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.fast_divide import divider
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Argument,
     Input,
     Instance,
@@ -33,7 +33,7 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.conv.direct import MOST, Geometry, geometry_of
 from onchip.kernels.cuda.conv.fusion import ConvRun, find_runs
 from onchip.kernels.cuda.conv.sm90 import spread_taps, taps_in_order
-from onchip.kernels.cuda.conv.windows import MOST_PHASES, Windows
+from onchip.kernels.cuda.conv.windows import MAX_PHASES, Windows
 from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
 from onchip.kernels.cuda.mma.mma_tile import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
 from onchip.network.graph import Network, Node
@@ -41,24 +41,24 @@ from onchip.network.layers import Elementwise
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 from onchip.plan.plan import values_read
 from onchip.plan.rewrites.phases import PhaseAlong
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-LEAST_COLUMNS = 8  # of y per group: with fewer, most of a tile is padding
-MOST_PIXELS = 1 << 23  # per image: pixel offsets of a tile of 128 positions, one per image, fit in 31 bits
+MIN_COLUMNS = 8  # of y per group: with fewer, most of a tile is padding
+MAX_PIXELS = 1 << 23  # per image: pixel offsets of a tile of 128 positions, one per image, fit in 31 bits
 IDS = {"int32": "int", "int64": "long long"}
 
 # 16-bit gemms wait for windows, whose pixels are gathered one by one, and longer for float32 pixels: 64 -> 64 channels
 # 3 x 3 and others took 1.5 to 1.8 and 2.2 to 2.6 times as long as contiguous rows (H200).
 WINDOW_PACE, WIDE_PACE = 0.6, 0.42
-LEAST_US = 1.6  # per launch: one slice of k took 0.8 to 2.2 us more than an empty kernel
+MIN_US = 1.6  # per launch: one slice of k took 0.8 to 2.2 us more than an empty kernel
 
 
 @dataclass(frozen=True)
-class WindowsLowering:
+class ImplicitGemmLowering:
     """A convolution, a residual and its activation, lowered to one launch."""
 
     geometry: Geometry
@@ -128,17 +128,17 @@ class WindowsLowering:
         """Share of the device's rate, without padding."""
         g, windows = self.geometry, self.windows
         down, right = windows.phases
-        asked = sum(h.taps * h.places * w.taps * w.places for h in down for w in right) * g.C * g.N * g.groups
-        return B * asked / self.work(B, self.tile(B))
+        requested = sum(h.taps * h.places * w.taps * w.places for h in down for w in right) * g.C * g.N * g.groups
+        return B * requested / self.work(B, self.tile(B))
 
     def why_not(self) -> str:
         g, windows = self.geometry, self.windows
         if g.is_transposed and max(g.dilation) > 1:
             return "no transposed convolutions with dilation"
-        if max(windows.spread) > MOST_PHASES:
-            return f"up to {MOST_PHASES} phases a side"
-        if g.reach >= MOST or g.pixel_reach >= MOST_PIXELS:
-            return f"images of up to {MOST:,} numbers and {MOST_PIXELS:,} pixels, windows that hang over included"
+        if max(windows.spread) > MAX_PHASES:
+            return f"up to {MAX_PHASES} phases a side"
+        if g.reach >= MOST or g.pixel_reach >= MAX_PIXELS:
+            return f"images of up to {MOST:,} numbers and {MAX_PIXELS:,} pixels, windows that hang over included"
         return ""
 
     def at(self, B: int) -> Steps:
@@ -153,14 +153,14 @@ class WindowsLowering:
         return Steps((self.launch(B, self.tile(B), x, places, Weight("weight"), bias, other, Output(0), status),))
 
     def launch(self, B: int, tile: MmaTile, *arrays: Argument) -> KernelLaunch:
-        """product_windows(x, ids, w, bias, other, y, status, V, M, N, windows, activation)"""
+        """conv_implicit_gemm(x, ids, w, bias, other, y, status, V, M, N, windows, activation)"""
         ids, rows = ("void", 0) if self.ids is None else (IDS[self.ids[0]], self.ids[1].limit)
-        given, made = (NUMBERS[dtype] for dtype in self.dtypes)
+        given, made = (ELEMENT_TYPES[dtype] for dtype in self.dtypes)
         sizes = Int64(rows), Int64(self.places(B)), Int64(self.geometry.N)
         arguments = (*arrays, *sizes, Struct((), self._packed()), *map(UInt32, activation_words(self.activation)))
         head = f"{PRECISIONS[self.precision].name}, {given}, {made}, {ids}"
         tiled = f"{tile.template(self.precision, self.dtypes[0])}, {'true' if self.is_whole else 'false'}"
-        program = Program(SOURCE, f"product_windows<{head}, {tiled}>")
+        program = Program(SOURCE, f"conv_implicit_gemm<{head}, {tiled}>")
         shared = tile.shared_bytes(self.precision, self.dtypes[0])
         config = LaunchConfig((self.tile_count(B, tile), 1, 1), (tile.threads, 1, 1), shared)
         return KernelLaunch(program, config, arguments, tile.budget(self.precision))
@@ -187,11 +187,11 @@ def _packed(axis: tuple[PhaseAlong, ...], before: int) -> bytes:
         made += divider(phase.taps).data if phase.taps else bytes(12)
         made += struct.pack("<I2i", taps_before, before - phase.before, phase.places)
         taps_before += phase.taps
-    return made.ljust(MOST_PHASES * 24, b"\0")
+    return made.ljust(MAX_PHASES * 24, b"\0")
 
 
-class ProductWindows:
-    name = "product_windows"
+class ConvImplicitGemm:
+    name = "conv_implicit_gemm"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
@@ -201,9 +201,9 @@ class ProductWindows:
             return
         for run in find_runs(net, start, PRECISIONS[job.precision].dtype):
             geometry = geometry_of(net, run.conv)
-            if not run.are_numbers(net) or geometry.N < LEAST_COLUMNS:
+            if not run.are_numbers(net) or geometry.N < MIN_COLUMNS:
                 continue
-            lowering = WindowsLowering(
+            lowering = ImplicitGemmLowering(
                 geometry, job.precision, run.dtypes(net), run.activation, "bias" in run.conv.weights, device.units,
                 scale_of(device, job.precision), run.other_input,
             )  # fmt: skip
@@ -213,25 +213,30 @@ class ProductWindows:
             recipes = {"weight": tap_weight(net, run.conv, lowering), **bias_recipe(run.conv, geometry)}
             claim = Claim(
                 self.name, f"{self.name}<{run.label(net)}>", run.names,
-                price_of(net, run, lowering, recipes, job), "tensor cores, a tile of places a block", recipes,
-                order=order_of(job.precision), facts=lowering, reads=run.reads(net), gives=run.gives(net),
+                cost_of(net, run, lowering, recipes, job), "tensor cores, a tile of places a block", recipes,
+                order=order_of(job.precision), facts=lowering, reads=run.reads(net), writes=run.writes(net),
             )  # fmt: skip
             assert values_read(net, claim)[lowering.other or 0] == (run.other or run.given)
             yield claim
 
 
-def price_of(
-    net: Network, run: ConvRun, lowering: WindowsLowering, recipes: dict[str, Recipe], job: Job, more_bytes: int = 0
-) -> Price:
+def cost_of(
+    net: Network,
+    run: ConvRun,
+    lowering: ImplicitGemmLowering,
+    recipes: dict[str, Recipe],
+    job: Job,
+    more_bytes: int = 0,
+) -> Cost:
     """more_bytes: per row, in addition to the values at both ends"""
     is_split = PRECISIONS[job.precision].parts > 1
-    return Price(
+    return Cost(
         run.row_flop(net) * (3 if is_split else 1),  # 3xTF32: three gemms per fp32 gemm
         run.row_bytes(net) + more_bytes,
         sum(recipe.nbytes for name, recipe in recipes.items() if name != "table"),
         precision="tf32" if is_split else "",
         rate=lowering.rate(max(1, job.batch)),
-        least_us=LEAST_US,
+        min_us=MIN_US,
     )
 
 
@@ -248,7 +253,7 @@ def bias_recipe(node: Node, g: Geometry) -> dict[str, Recipe]:
     return {"bias": Recipe.of(as_is, (node.weights["bias"],), (g.groups * g.N,))}
 
 
-def tap_weight(net: Network, node: Node, lowering: WindowsLowering) -> Recipe:
+def tap_weight(net: Network, node: Node, lowering: ImplicitGemmLowering) -> Recipe:
     """Weight of a convolution: (N, taps of all phases * channels)."""
     g, order, name = lowering.geometry, lowering.windows.tap_order(), node.weights["weight"]
     N, dtype = g.groups * g.N, net.weight_type(name).dtype
@@ -280,7 +285,7 @@ def instance_of(
 
     def launch(device: Device) -> KernelLaunch:
         geometry = replace(_SAME, C=channels)
-        lowering = WindowsLowering(
+        lowering = ImplicitGemmLowering(
             geometry, precision, dtypes, None, True, device.units, scale_of(device, precision), ids=looked_up
         )
         return lowering.launch(64, tile, *[Int64(0)] * 7)

@@ -15,7 +15,7 @@
 //         < 2^32; sm_90a.
 #include "mma/wgmma_tile.cuh"
 
-constexpr int MOST_PHASES = 8;  // per axis
+constexpr int MAX_PHASES = 8;  // per axis
 
 struct Phase {
     u32 taps, taps_before;  // along the axis: its own, and those of the previous phases
@@ -31,7 +31,7 @@ struct Windows {
     u32 lines_out, columns_out;    // of y
     u32 phases_h, phases_w;
     int stride_h, stride_w, before_h, before_w, dilation_h, dilation_w;
-    Phase down[MOST_PHASES], right[MOST_PHASES];
+    Phase down[MAX_PHASES], right[MAX_PHASES];
 };
 
 // SLICE_TAPS  taps per slice of k, one TMA tile each
@@ -85,7 +85,7 @@ struct WindowLoader {
 // Output rows of the tile's phase: every phases-th position.
 template <class Y>
 struct PlacesOut {
-    using Number = Y;
+    using Element = Y;
     Y* y;
     long long M, N;
     const Y* other;
@@ -107,12 +107,12 @@ struct PlacesOut {
 };
 
 // Two blocks per SM for cluster split-K: blocks of the next kernel can start before this one ends.
-template <class P, class X, class Y, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT, int TAPS>
-__global__ void __launch_bounds__(TEAM * (TEAMS + 1), SPLIT == TOGETHER ? 2 : 1)
-conv_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias,
+template <class P, class X, class Y, int WARPGROUP_ROWS, int BN, int WARPGROUPS, int STAGES, Split SPLIT, int TAPS>
+__global__ void __launch_bounds__(WARPGROUP * (WARPGROUPS + 1), SPLIT == TOGETHER ? 2 : 1)
+conv_sm90(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias,
            const Y* other, Y* y, long long M, long long N, u32 box_rows, u32 parts,
            const __grid_constant__ Windows windows, u32 code, u32 a_bits, u32 b_bits) {
-    multiply_tiles<P, X, TEAM_ROWS, BN, TEAMS, STAGES, SPLIT>(
+    multiply_tiles<P, X, WARPGROUP_ROWS, BN, WARPGROUPS, STAGES, SPLIT>(
         WindowLoader<TAPS>{x_map, windows, 0, 0, 0, 0, 0, 0, 0, 0, 0}, w_map, bias,
         PlacesOut<Y>{y, M, N, other, windows, 0}, M,
         box_rows, parts, Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});

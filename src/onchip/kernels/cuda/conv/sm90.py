@@ -36,7 +36,7 @@ from onchip.kernels.cuda.gemm.sm90 import (
     BOX_ROWS,
     LINE,
     PART,
-    WgmmaProduct,
+    GemmSm90Lowering,
     multiplied_weight,
     parts_have_slices,
 )
@@ -46,13 +46,13 @@ from onchip.network.layers.conv import conv_groups
 from onchip.network.recipe import Array, Recipe, as_is, op_name, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 from onchip.plan.plan import values_read
 
 SOURCE = Path(__file__).with_suffix(".cu")
 # Of the gemm rate in 16 bits: measured 0.70 to 0.86 for six 3x3 convolutions of 16 to 96 channels, 4,096 images, H200.
 WINDOWS = 0.8
-LEAST_CHANNELS = 16  # of x and y: with fewer, most of a tile is padding
+MIN_CHANNELS = 16  # of x and y: with fewer, most of a tile is padding
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ConvWgmmaLowering:
         """Taps per slice of k: several if 16-bit pixels have few channels."""
         if DTYPE_BYTES[self.dtypes[0]] != 2:
             return 1
-        return max(1, self.depth // max(LEAST_CHANNELS, 1 << (self.geometry.C - 1).bit_length()))
+        return max(1, self.depth // max(MIN_CHANNELS, 1 << (self.geometry.C - 1).bit_length()))
 
     @property
     def blocks(self) -> int:
@@ -128,10 +128,10 @@ class ConvWgmmaLowering:
         """Share of the device's gemm rate."""
         return self.product(B).rate(self.units, hides_begin) * (WINDOWS if DTYPE_BYTES[self.dtypes[0]] == 2 else 1.0)
 
-    def product(self, B: int) -> WgmmaProduct:
+    def product(self, B: int) -> GemmSm90Lowering:
         """The gemm: a row per output position of a phase."""
         windows = self.windows
-        return WgmmaProduct(
+        return GemmSm90Lowering(
             B * math.prod(windows.places), self.geometry.N, sum(windows.taps()) * self.channels,
             self.precision, self.dtypes, self.activation, self.parts, windows.count,
         )  # fmt: skip
@@ -143,14 +143,14 @@ class ConvWgmmaLowering:
             parts //= 2
         return parts
 
-    def _longest(self, B: int) -> WgmmaProduct:
+    def _longest(self, B: int) -> GemmSm90Lowering:
         """The gemm of the phase with the most taps, which bounds the time of few positions."""
         return replace(self.product(B), K=max(self.slices) * self.depth)
 
-    def least_us(self, B: int) -> float:
+    def min_us(self, B: int) -> float:
         """Time of one tile, for few positions; 0 if SMs have several tiles, where the rate decides."""
         longest = self._longest(B)
-        return longest.least_us(self.units) if longest.count(longest.cut(self.units)[0]) <= self.units else 0.0
+        return longest.min_us(self.units) if longest.count(longest.cut(self.units)[0]) <= self.units else 0.0
 
     def why_not(self) -> str:
         if why := self.windows.why_not():
@@ -172,7 +172,7 @@ class ConvWgmmaLowering:
         return Steps((self.launch(B, Input(0), Weight("weight"), bias, other or Int64(0), Output(0)),))
 
     def launch(self, B: int, x: Memory, w: Memory, bias: Argument, other: Argument, y: Argument) -> KernelLaunch:
-        """conv_wgmma(x, w, bias, other, y, M, N, box_rows, parts, windows, activation)"""
+        """conv_sm90(x, w, bias, other, y, M, N, box_rows, parts, windows, activation)"""
         g, windows, product = self.geometry, self.windows, self.product(B)
         tiling, (H, W) = product.tiling(self.units), g.sides_in
         line = LINE // self.slice_taps
@@ -185,7 +185,7 @@ class ConvWgmmaLowering:
             UInt32(tiling.box_rows), UInt32(self.parts), Struct((), windows.packed(self.blocks, self.channels)),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        program = Program(SOURCE, f"conv_wgmma<{tiling.template}, {tiling.split}, {self.slice_taps}>")
+        program = Program(SOURCE, f"conv_sm90<{tiling.template}, {tiling.split}, {self.slice_taps}>")
         return KernelLaunch(program, tiling.config, arguments, tiling.budget)
 
 
@@ -194,8 +194,8 @@ def _turned(pair: tuple[int, int]) -> tuple[int, int]:
     return pair[1], pair[0]
 
 
-class ConvWgmma:
-    name = "conv_wgmma"
+class ConvSm90:
+    name = "conv_sm90"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
@@ -221,7 +221,7 @@ class ConvWgmma:
 def _lowering(net: Network, run: ConvRun, job: Job, device: Device) -> ConvWgmmaLowering | None:
     """None if the kernel does not apply and there is nothing to report."""
     geometry = _all_channels(geometry_of(net, run.conv))
-    if not run.are_numbers(net) or min(geometry.N, geometry.C) < LEAST_CHANNELS:
+    if not run.are_numbers(net) or min(geometry.N, geometry.C) < MIN_CHANNELS:
         return None
     return ConvWgmmaLowering(
         geometry, job.precision, run.dtypes(net), run.activation, "bias" in run.conv.weights, device.units,
@@ -245,23 +245,23 @@ def _claim(net: Network, run: ConvRun, lowering: ConvWgmmaLowering, job: Job) ->
         rate *= lowering.cycles(batch) / lowering.images.cycles(batch, lowering.units) * (1 - left_out / flop)
         row_flop -= left_out
     claim = Claim(
-        kernel=ConvWgmma.name,
-        label=f"{ConvWgmma.name}<{label}>",
+        kernel=ConvSm90.name,
+        label=f"{ConvSm90.name}<{label}>",
         nodes=run.names,
-        price=Price(
+        cost=Cost(
             row_flop * (3 if precision.parts > 1 else 1),  # 3xTF32: three gemms per fp32 gemm
             run.row_bytes(net),
             sum(made.nbytes for made in recipes.values()),
             precision="tf32" if precision.parts > 1 else "",
             rate=rate,
-            least_us=0.0 if by_images else lowering.least_us(batch),
+            min_us=0.0 if by_images else lowering.min_us(batch),
         ),
         why=f"tensor cores, a tile of {'images' if by_images else 'places'} a block",
         recipes=recipes,
         order=order,
         facts=lowering,
         reads=run.reads(net),
-        gives=run.gives(net),
+        writes=run.writes(net),
     )
     assert values_read(net, claim)[lowering.other or 0] == (run.other or run.given)
     return claim

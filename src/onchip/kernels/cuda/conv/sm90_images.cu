@@ -12,18 +12,18 @@
 //         256 -> 128 on 8x8: 779 us (477). 64 -> 64, 3x3, 32x32 with a residual, B = 4,096: 309 Gflop, 313 us.
 // Layout  x (B, H, W, C), y and residual (B, HO, WO, N); w (N, taps * channels) as in conv/sm90.cu; bias (N) or null.
 // Shared  STAGES * 48 KB + 32 KB for stores + 1 KB alignment: 225 KB. With a residual one stage less, 64 KB: 209 KB.
-// Limits  C and N multiples of 16 B; up to MOST_STEPS pixels under a cell; sm_90a.
+// Limits  C and N multiples of 16 B; up to MAX_STEPS pixels under a cell; sm_90a.
 #include "mma/tma.cuh"
 #include "common/epilogue.cuh"
 #include "mma/wgmma.cuh"
 
-constexpr int TEAM = 128, TEAMS = 2, LINE = 128;
-constexpr int IMAGES = 128, UNIT = 64, UNITS = 4, MINE = UNITS / TEAMS;  // UNIT: channels; MINE: units per warpgroup
+constexpr int WARPGROUP = 128, WARPGROUPS = 2, LINE = 128;
+constexpr int IMAGES = 128, UNIT = 64, UNITS = 4, MINE = UNITS / WARPGROUPS;  // UNIT: channels; MINE: units per warpgroup
 constexpr int X_BYTES = IMAGES * LINE, UNIT_BYTES = UNIT * LINE, STAGE_BYTES = X_BYTES + UNITS * UNIT_BYTES;
 constexpr int DEPTH = 64, SLICE_STEPS = 4;  // k per slice, and wgmma instructions per unit
 constexpr int OUT_IMAGES = 64, OUT_BYTES = OUT_IMAGES * LINE;  // per TMA store; a warpgroup has two buffers,
 constexpr int PARTS = IMAGES / OUT_IMAGES;                     // or, with a residual, one for each part of its units
-constexpr int MOST_STEPS = 100;
+constexpr int MAX_STEPS = 100;
 constexpr u32 NO_TAP = 0xffff;
 
 // A pixel under a cell, relative to the cell's first, and its tap for each unit.
@@ -44,7 +44,7 @@ struct Cells {
     u32 lines_in, columns_in, lines_out, columns_out;
     u32 steps;
     Unit units[UNITS];
-    Step list[MOST_STEPS];
+    Step list[MAX_STEPS];
 };
 
 // One cell of a group of images.
@@ -86,7 +86,7 @@ __device__ __forceinline__ void multiply(float (&sums)[MINE][IMAGES / 8][4], u32
 // Adds a unit's residual tiles, one image per line, to its transposed accumulators.
 template <class Y>
 __device__ __forceinline__ void add_boxes(float (&sums)[IMAGES / 8][4], const char* boxes) {
-    const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const int warp = threadIdx.x % WARPGROUP / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll
     for (int j = 0; j < IMAGES / 8; ++j)
 #pragma unroll
@@ -100,27 +100,27 @@ __device__ __forceinline__ void add_boxes(float (&sums)[IMAGES / 8][4], const ch
 
 // ADDS  whether there is a residual
 template <class P, int STAGES, bool ADDS>
-__global__ void __launch_bounds__(TEAM * (TEAMS + 1), 1)
-conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map,
+__global__ void __launch_bounds__(WARPGROUP * (WARPGROUPS + 1), 1)
+conv_sm90_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map,
             const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap other_map, const float* bias,
             u32 N, u32 box_images, u32 tiles, const __grid_constant__ Cells cells, u32 code, u32 a_bits, u32 b_bits) {
-    using Y = typename P::Number;
+    using Y = typename P::Element;
     extern __shared__ uint4 room[];
-    __shared__ Signal full[STAGES], empty[STAGES], added[TEAMS];
+    __shared__ Signal full[STAGES], empty[STAGES], added[WARPGROUPS];
     char* const stages = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
-    const int team = threadIdx.x / TEAM, warp = threadIdx.x % TEAM / 32, lane = threadIdx.x % 32;
+    const int warpgroup = threadIdx.x / WARPGROUP, warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
     let_next_begin();
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             full[s].init(UNITS);
-            empty[s].init(4 * TEAMS);
+            empty[s].init(4 * WARPGROUPS);
         }
-        for (int i = 0; i < TEAMS; ++i) added[i].init(1);
+        for (int i = 0; i < WARPGROUPS; ++i) added[i].init(1);
         show_signals();
     }
     __syncthreads();
 
-    if (team == TEAMS) {
+    if (warpgroup == WARPGROUPS) {
         keep_registers<40>();
         // One producer warp per unit, the last one also for pixels: a single warp issues a slice slower than wgmma uses
         // it.
@@ -151,9 +151,9 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         }
     } else {
         take_registers<232>();
-        const bool is_first = threadIdx.x % TEAM == 0;  // the warpgroup's TMA store thread
+        const bool is_first = threadIdx.x % WARPGROUP == 0;  // the warpgroup's TMA store thread
         constexpr int OUTLETS = ADDS ? MINE * PARTS : 2;
-        char* const outlets = stages + STAGES * STAGE_BYTES + team * (OUTLETS * OUT_BYTES);
+        char* const outlets = stages + STAGES * STAGE_BYTES + warpgroup * (OUTLETS * OUT_BYTES);
         const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
         const auto give_back = [&](u32 turn) {
             if (lane == 0) empty[turn % STAGES].arrive();
@@ -162,16 +162,16 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         if (ADDS && is_first) wait_for_kernel_before();  // it may have written the residual
         for (u32 number = blockIdx.x; number < tiles; number += gridDim.x, ++round) {
             const Tile tile(cells, number);
-            const Unit* const units = cells.units + team * MINE;
+            const Unit* const units = cells.units + warpgroup * MINE;
             const int image = tile.group * IMAGES;
             const auto line_of = [&](const Unit& unit) { return tile.line * cells.cell_h + unit.down; };
             const auto column_of = [&](const Unit& unit) { return tile.column * cells.cell_w + unit.right; };
             if (ADDS && is_first) {
                 wait_for_stores<0>();  // the buffers are free
-                added[team].arrive_expecting(OUTLETS * OUT_BYTES);
+                added[warpgroup].arrive_expecting(OUTLETS * OUT_BYTES);
                 for (int i = 0; i < OUTLETS; ++i) {
                     const Unit& unit = units[i / PARTS];
-                    load_box(outlets + i * OUT_BYTES, other_map, added[team], tile.n + unit.n, column_of(unit),
+                    load_box(outlets + i * OUT_BYTES, other_map, added[warpgroup], tile.n + unit.n, column_of(unit),
                              line_of(unit), image + i % PARTS * OUT_IMAGES);
                 }
             }
@@ -185,12 +185,12 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
             const u32 begin = turn;
             tile.each_step(cells, [&](const Step& step, int, int) {
                 // The votes make the conditions warp-uniform for the compiler; otherwise it serialises wgmma.
-                const unsigned short* const taps = step.taps + team * MINE;
+                const unsigned short* const taps = step.taps + warpgroup * MINE;
                 const bool has_first = __any_sync(~0u, taps[0] != NO_TAP);
                 const bool has_last = __any_sync(~0u, taps[MINE - 1] != NO_TAP);
                 for (u32 block = 0; block < cells.blocks; ++block, ++turn) {
                     const u32 s = turn % STAGES, x_at = shared_address(stages + s * STAGE_BYTES);
-                    const u32 w_at = x_at + X_BYTES + team * (MINE * UNIT_BYTES);
+                    const u32 w_at = x_at + X_BYTES + warpgroup * (MINE * UNIT_BYTES);
                     full[s].wait(turn / STAGES % 2);
                     if (has_first && has_last) multiply<P, 0, MINE - 1>(sums, x_at, w_at);
                     else if (has_first) multiply<P, 0, 0>(sums, x_at, w_at);
@@ -203,7 +203,7 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
             });
             wait_for_products<0>();
             if (turn > begin) give_back(turn - 1);
-            if (ADDS) added[team].wait(round % 2);
+            if (ADDS) added[warpgroup].wait(round % 2);
 #pragma unroll
             for (int i = 0; i < MINE; ++i) {
 #pragma unroll
@@ -218,7 +218,7 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
                     char* const outlet = outlets + (ADDS ? i * PARTS + part : part % 2) * OUT_BYTES;
                     if (!ADDS) {
                         if (is_first) wait_for_stores<1>();  // the buffer is free
-                        wait_for_team(team);
+                        wait_for_warpgroup(warpgroup);
                     }
 #pragma unroll
                     for (int j = 0; j < OUT_IMAGES / 8; j += 2) {
@@ -232,7 +232,7 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
                         store_turned(outlet + to * LINE + ((piece ^ to % 8) * 16), words);
                     }
                     show_box();
-                    wait_for_team(team);
+                    wait_for_warpgroup(warpgroup);
                     if (is_first && h < cells.lines_out && w < cells.columns_out)
                         store_box(y_map, outlet, tile.n + units[i].n, w, h, image + part * OUT_IMAGES);
                 }

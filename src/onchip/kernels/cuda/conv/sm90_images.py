@@ -1,4 +1,4 @@
-"""Host side of conv/sm90_images.cu: how conv_wgmma runs many images in 16 bits."""
+"""Host side of conv/sm90_images.cu: how conv_sm90 runs many images in 16 bits."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from onchip.kernels.cuda.common.program import (
 )
 from onchip.kernels.cuda.conv.direct import Geometry, Pair
 from onchip.kernels.cuda.conv.last_layer.cells import NO_TAP, CellAxis, cell_axis
-from onchip.kernels.cuda.gemm.sm90 import ALIGN_BYTES, LINE, TEAM
+from onchip.kernels.cuda.gemm.sm90 import ALIGN_BYTES, LINE, WARPGROUP
 from onchip.network.layers import Elementwise
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
-IMAGES, UNIT, UNITS, TEAMS, DEPTH, OUT_IMAGES = 128, 64, 4, 2, 64, 64  # same as in the .cu file
-MOST_STEPS, NO_TAP_THERE = 100, 0xFFFF
+IMAGES, UNIT, UNITS, WARPGROUPS, DEPTH, OUT_IMAGES = 128, 64, 4, 2, 64, 64  # same as in the .cu file
+MAX_STEPS, NO_TAP_THERE = 100, 0xFFFF
 STAGE_BYTES, OUT_BYTES = (IMAGES + UNITS * UNIT) * LINE, OUT_IMAGES * LINE
 # Cycles of an SM: a unit and slice at the sustained wgmma rate, and the epilogue of a tile; bytes per cycle from L2.
 UNIT_CYCLES, TILE_CYCLES, L2_BYTES = 256 / 0.75, 1500, 34
@@ -126,7 +126,7 @@ class ImageConv:
         )  # fmt: skip
         made += b"".join(struct.pack("<2HI", *unit) for unit in self.units)
         made += b"".join(struct.pack("<2h4H", h, w, *taps) for h, w, taps in self.steps)
-        return made.ljust(15 * 4 + UNITS * 8 + MOST_STEPS * 12, b"\0")
+        return made.ljust(15 * 4 + UNITS * 8 + MAX_STEPS * 12, b"\0")
 
     @property
     def stages(self) -> int:
@@ -135,12 +135,12 @@ class ImageConv:
     @property
     def outlets(self) -> int:
         """Store buffers of all warpgroups: two each, or one for every tile of the residual."""
-        return UNITS * IMAGES // OUT_IMAGES if self.adds else 2 * TEAMS
+        return UNITS * IMAGES // OUT_IMAGES if self.adds else 2 * WARPGROUPS
 
     def launch(
         self, B: int, units: int, x: Memory, w: Memory, bias: Argument, other: Memory | None, y: Memory
     ) -> KernelLaunch:
-        """conv_images(x, w, y, other, bias, N, box_images, tiles, cells, activation)"""
+        """conv_sm90_images(x, w, y, other, bias, N, box_images, tiles, cells, activation)"""
         g, dtype = self.geometry, PRECISIONS[self.precision].dtype
         (H, W), (HO, WO) = g.sides_in, g.sides_out
         tiles, box_images = self.tiles(B), min(B, IMAGES)
@@ -152,11 +152,11 @@ class ImageConv:
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         config = LaunchConfig(
-            (min(tiles, units), 1, 1), (TEAM * (TEAMS + 1), 1, 1),
+            (min(tiles, units), 1, 1), (WARPGROUP * (WARPGROUPS + 1), 1, 1),
             self.stages * STAGE_BYTES + self.outlets * OUT_BYTES + ALIGN_BYTES, overlaps=True,
         )  # fmt: skip
         kind = f"{PRECISIONS[self.precision].name}, {self.stages}, {str(self.adds).lower()}"
-        program = Program(SOURCE, f"conv_images<{kind}>")
+        program = Program(SOURCE, f"conv_sm90_images<{kind}>")
         return KernelLaunch(program, config, arguments, Budget(168))
 
 
@@ -187,7 +187,7 @@ def image_conv(
     found = []
     for times in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)):
         conv = ImageConv(geometry, precision, activation, blocks, channels, tap_order, times, adds)
-        if UNITS % conv.places == 0 and 0 < len(conv.steps) <= MOST_STEPS:
+        if UNITS % conv.places == 0 and 0 < len(conv.steps) <= MAX_STEPS:
             found.append(conv)
     return min(found, key=lambda conv: conv.cycles(1 << 16, 132), default=None)
 

@@ -22,7 +22,7 @@ struct MultipliedAs<Fp32> {
 // An operand word: one element, or two packed 16-bit elements.
 template <class P, class X>
 __device__ __forceinline__ u32 word_of(X first, X second) {
-    if constexpr (P::PER_WORD == 2) return join<typename P::Number>(first, second);
+    if constexpr (P::PER_WORD == 2) return join<typename P::Element>(first, second);
     else return P::word(to_float(first));
 }
 

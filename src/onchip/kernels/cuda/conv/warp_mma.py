@@ -8,21 +8,21 @@ import numpy as np
 
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
-from onchip.kernels.cuda.common.program import NUMBERS
+from onchip.kernels.cuda.common.program import ELEMENT_TYPES
 from onchip.kernels.cuda.gemm.sm90 import multiplied_weight
 from onchip.kernels.cuda.pool.pool import POOLS
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Convolution, Elementwise, Layer, ToPixels, TransposedConvolution
 from onchip.network.recipe import Array, Recipe
-from onchip.plan.kernel import Price
+from onchip.plan.kernel import Cost
 
 THREADS = 256
 PART = 32  # K elements per partial sum in fp32
 COLUMNS = 8  # per fragment
 # Instructions an SM issues per mma.sync at the sustained rate of 0.68 per clock: 1.6 issued per clock. Layers of 1 to
 # 64 channels took 1.3 to 2.1 times what 2.4 per clock would give (H200).
-ISSUED_A_PRODUCT = 2.3
+ISSUED_PER_MMA = 2.3
 
 
 def even_share(n: int, most: int) -> int:
@@ -63,21 +63,21 @@ def are_numbers(net: Network, nodes: tuple[Node, ...]) -> bool:
     values = [net.types[nodes[0].inputs[0]].dtype, *(net.types[node.name].dtype for node in nodes)]
     if isinstance(nodes[-1].layer, ToPixels):
         values.pop()
-    return {*values, *weights} <= NUMBERS.keys()
+    return {*values, *weights} <= ELEMENT_TYPES.keys()
 
 
-def price_of(
-    net: Network, nodes: tuple[Node, ...], fixed_bytes: int, precision: str, rate: float, least_us: float
-) -> Price:
+def cost_of(
+    net: Network, nodes: tuple[Node, ...], fixed_bytes: int, precision: str, rate: float, min_us: float
+) -> Cost:
     """Cost at a share of the tensor cores' rate; fp32 counts as three TF32 gemms."""
     parts = PRECISIONS[precision].parts
-    return Price(
+    return Cost(
         sum(map(net.row_flop, nodes)) * (3 if parts > 1 else 1),
         net.types[nodes[0].inputs[0]].row_bytes + net.types[nodes[-1].name].row_bytes,
         fixed_bytes,
         precision="tf32" if parts > 1 else "",
         rate=rate,
-        least_us=least_us,
+        min_us=min_us,
     )
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from onchip.kernels.cuda.conv.direct import Geometry, Pair
 from onchip.plan.rewrites.phases import PhaseAlong, phase_along
 
-MOST_CORNER, MOST_REACH, MOST_STRIDE = 127, 255, 8  # limits of TMA im2col mode
-MOST_PHASES = 8  # per axis, same as in the .cu file
+MAX_CORNER, MAX_REACH, MAX_STRIDE = 127, 255, 8  # limits of TMA im2col mode
+MAX_PHASES = 8  # per axis, same as in the .cu file
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Windows:
         if not g.is_transposed:
             return (1, 1)
         first, second = (
-            taps if side == 1 and taps <= MOST_PHASES else stride
+            taps if side == 1 and taps <= MAX_PHASES else stride
             for taps, side, stride in zip(g.taps, g.sides_in, g.stride, strict=True)
         )
         return first, second
@@ -74,16 +74,16 @@ class Windows:
         g = self.geometry
         if g.is_transposed and max(g.dilation) > 1:
             return "no transposed convolutions with dilation"
-        if max(self.spread) > MOST_PHASES or not min(phase.taps for axis in self.phases for phase in axis):
-            return f"up to {MOST_PHASES} phases a side, each with a tap"
+        if max(self.spread) > MAX_PHASES or not min(phase.taps for axis in self.phases for phase in axis):
+            return f"up to {MAX_PHASES} phases a side, each with a tap"
         far = max(
             before - phase.before + (phase.taps - 1) * dilation
             for axis, before, dilation in zip(self.phases, self.before, g.dilation, strict=True)
             for phase in axis
         )
         corner = max(*self.before, *map(abs, self.behind))
-        if max(self.stride) > MOST_STRIDE or corner > MOST_CORNER or far > MOST_REACH:
-            return f"strides up to {MOST_STRIDE}, pads up to {MOST_CORNER}, windows that reach up to {MOST_REACH}"
+        if max(self.stride) > MAX_STRIDE or corner > MAX_CORNER or far > MAX_REACH:
+            return f"strides up to {MAX_STRIDE}, pads up to {MAX_CORNER}, windows that reach up to {MAX_REACH}"
         return ""
 
     def taps(self) -> list[int]:
@@ -116,4 +116,4 @@ def _packed(axis: tuple[PhaseAlong, ...], before: int) -> bytes:
     for phase in axis:
         made += struct.pack("<4I", phase.taps, taps_before, before - phase.before, phase.places)
         taps_before += phase.taps
-    return made.ljust(MOST_PHASES * 16, b"\0")
+    return made.ljust(MAX_PHASES * 16, b"\0")

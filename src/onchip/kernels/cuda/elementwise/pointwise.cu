@@ -11,7 +11,7 @@
 // Types   Accumulator: float, double for float64 layers, long long for ints; narrower types round after each layer.
 // Layout  Values 16 B aligned and contiguous, `count` elements; broadcast operands are addressed by sizes and strides.
 // Shared  THREADS * 64 B per kept value.
-// Limits  MOST_OPERANDS values and weights, MOST_OUTPUTS outputs, MOST_STEPS steps, count < 2^31; sm_80 up.
+// Limits  MAX_OPERANDS values and weights, MAX_OUTPUTS outputs, MAX_STEPS steps, count < 2^31; sm_80 up.
 #include "mma/tma.cuh"
 #include "common/fast_math.cuh"
 #include "common/fast_divide.cuh"
@@ -19,14 +19,14 @@
 #include "common/status.cuh"
 
 constexpr int THREADS = 256;
-constexpr int MOST_OPERANDS = 12, MOST_OUTPUTS = 6, MOST_STEPS = 64, MOST_LEVELS = 6;
+constexpr int MAX_OPERANDS = 12, MAX_OUTPUTS = 6, MAX_STEPS = 64, MAX_LEVELS = 6;
 constexpr int COMMON = 2;  // binary operations of the common kernel
 // Blocks per SM. The kernels with the longer functions need more registers.
-template <class Number, int COMBINATIONS>
-constexpr int BLOCKS = is_same<Number, float> && COMBINATIONS == COMMON ? 5
-                       : is_same<Number, double> && COMBINATIONS > COMMON ? 2 : 3;
-template <class Number, int N>
-using Numbers = Number[N];  // per thread
+template <class Element, int COMBINATIONS>
+constexpr int BLOCKS = is_same<Element, float> && COMBINATIONS == COMMON ? 5
+                       : is_same<Element, double> && COMBINATIONS > COMMON ? 2 : 3;
+template <class Element, int N>
+using Numbers = Element[N];  // per thread
 // Offset of element i of a thread from its first; V are contiguous.
 template <int V>
 __device__ constexpr u32 behind(int i) { return V * THREADS * (i / V) + i % V; }
@@ -46,39 +46,39 @@ struct Operand {
     Where where;
     unsigned char levels;
     u32 outer;  // stride of the remaining index
-    Level level[MOST_LEVELS];
+    Level level[MAX_LEVELS];
 };
-template <class Number>
+template <class Element>
 struct Step {
     What what;
     unsigned char code;  // of an operation
     unsigned char index;  // of an operand, an output or a kept value
-    Number p, q;  // parameters; of ints: whether the operand, or the accumulator, is a divisor to check for 0
+    Element p, q;  // parameters; of ints: whether the operand, or the accumulator, is a divisor to check for 0
 };
-template <class Number>
+template <class Element>
 struct Run {
-    const void* operand_at[MOST_OPERANDS];
-    void* output_at[MOST_OUTPUTS];
+    const void* operand_at[MAX_OPERANDS];
+    void* output_at[MAX_OUTPUTS];
     long long first;  // of the outputs
     u32 count, steps;
     Type outputs[8];
-    Operand operands[MOST_OPERANDS];
-    Step<Number> step[MOST_STEPS];
+    Operand operands[MAX_OPERANDS];
+    Step<Element> step[MAX_STEPS];
 };
-static_assert(sizeof(Operand) == 16 + 16 * MOST_LEVELS && sizeof(Step<float>) == 12 && sizeof(Step<double>) == 24,
+static_assert(sizeof(Operand) == 16 + 16 * MAX_LEVELS && sizeof(Step<float>) == 12 && sizeof(Step<double>) == 24,
               "the host packs other structs");
 
 // -- conversions between storage and accumulator -------------------------------------------------------------------
 
-template <class Number, class T>
-__device__ __forceinline__ Number widened(T v) {
+template <class Element, class T>
+__device__ __forceinline__ Element widened(T v) {
     if constexpr (is_same<T, f16> || is_same<T, bf16>) return to_float(v);
-    else return static_cast<Number>(v);
+    else return static_cast<Element>(v);
 }
 // Rounds to nearest; ints keep the low bits. float64 converts to bfloat16 through float32, as NumPy does.
-template <class T, class Number>
-__device__ __forceinline__ T narrowed(Number v) {
-    if constexpr (is_same<T, f16> && is_same<Number, double>) {
+template <class T, class Element>
+__device__ __forceinline__ T narrowed(Element v) {
+    if constexpr (is_same<T, f16> && is_same<Element, double>) {
         f16 narrow;
         asm("cvt.rn.f16.f64 %0, %1;" : "=h"(narrow.bits) : "d"(v));
         return narrow;
@@ -93,40 +93,40 @@ __device__ __forceinline__ T narrowed(Number v) {
 
 template <class T>
 struct Rounded {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return widened<Number>(narrowed<T>(v)); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return widened<Element>(narrowed<T>(v)); }
 };
 // Through 64 bits: an out-of-range float wraps like an int.
 template <class T>
 struct Whole {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) {
-        return static_cast<Number>(static_cast<T>(static_cast<long long>(v)));
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) {
+        return static_cast<Element>(static_cast<T>(static_cast<long long>(v)));
     }
 };
 template <>
 struct Whole<bool> {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return v != Number(0) ? Number(1) : Number(0); }
+    template <class Element>
+    static __device__ __forceinline__ Element apply(Element v) { return v != Element(0) ? Element(1) : Element(0); }
 };
 
-template <class Number>
-__device__ __forceinline__ Number tell(Number (*f)(Number), Number v, Number, Number) { return f(v); }
-template <class Number>
-__device__ __forceinline__ Number tell(Number (*f)(Number, Number), Number v, Number p, Number) { return f(v, p); }
-template <class Number>
-__device__ __forceinline__ Number tell(Number (*f)(Number, Number, Number), Number v, Number p, Number q) {
+template <class Element>
+__device__ __forceinline__ Element tell(Element (*f)(Element), Element v, Element, Element) { return f(v); }
+template <class Element>
+__device__ __forceinline__ Element tell(Element (*f)(Element, Element), Element v, Element p, Element) { return f(v, p); }
+template <class Element>
+__device__ __forceinline__ Element tell(Element (*f)(Element, Element, Element), Element v, Element p, Element q) {
     return f(v, p, q);
 }
 
-template <class Function, class Number, int N>
-__device__ __forceinline__ bool apply_to(Numbers<Number, N>& v, Number p, Number q) {
+template <class Function, class Element, int N>
+__device__ __forceinline__ bool apply_to(Numbers<Element, N>& v, Element p, Element q) {
 #pragma unroll
-    for (Number& each : v) each = tell<Number>(&Function::apply, each, p, q);
+    for (Element& each : v) each = tell<Element>(&Function::apply, each, p, q);
     return true;
 }
-template <class Function, class Number, int N>
-__device__ __forceinline__ bool combine(Numbers<Number, N>& v, const Numbers<Number, N>& other) {
+template <class Function, class Element, int N>
+__device__ __forceinline__ bool combine(Numbers<Element, N>& v, const Numbers<Element, N>& other) {
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] = Function::apply(v[i], other[i]);
     return true;
@@ -142,19 +142,19 @@ struct Way<Function, true> {
 // An operation's code is its index among the template arguments.
 template <class... Functions>
 struct Unary {
-    template <class Number, bool IS_BRIEF, int N>
-    static __device__ __forceinline__ void apply(int code, Numbers<Number, N>& v, Number p, Number q) {
+    template <class Element, bool IS_BRIEF, int N>
+    static __device__ __forceinline__ void apply(int code, Numbers<Element, N>& v, Element p, Element q) {
         int n = 0;
-        static_cast<void>(((code == n++ && apply_to<typename Way<Functions, IS_BRIEF>::type, Number>(v, p, q)) || ...));
+        static_cast<void>(((code == n++ && apply_to<typename Way<Functions, IS_BRIEF>::type, Element>(v, p, q)) || ...));
     }
 };
 template <class... Functions>
 struct Binary {
     static constexpr int COUNT = sizeof...(Functions);
-    template <class Number, int N>
-    static __device__ __forceinline__ void apply(int code, Numbers<Number, N>& v, const Numbers<Number, N>& other) {
+    template <class Element, int N>
+    static __device__ __forceinline__ void apply(int code, Numbers<Element, N>& v, const Numbers<Element, N>& other) {
         int n = 0;
-        static_cast<void>(((code == n++ && combine<Functions, Number>(v, other)) || ...));
+        static_cast<void>(((code == n++ && combine<Functions, Element>(v, other)) || ...));
     }
 };
 
@@ -178,8 +178,8 @@ struct Several {
     }
 };
 
-template <class T, int V, class Number, int N>
-__device__ __forceinline__ void load_whole(Numbers<Number, N>& v, const void* from, const Operand& operand, u32 first,
+template <class T, int V, class Element, int N>
+__device__ __forceinline__ void load_whole(Numbers<Element, N>& v, const void* from, const Operand& operand, u32 first,
                                            u32 count) {
     const T* x = static_cast<const T*>(from) + operand.first;
 #pragma unroll
@@ -189,10 +189,10 @@ __device__ __forceinline__ void load_whole(Numbers<Number, N>& v, const void* fr
             Several<T, V> several;
             several.load(x + n);
 #pragma unroll
-            for (int i = 0; i < V; ++i) v[g + i] = widened<Number>(several[i]);
+            for (int i = 0; i < V; ++i) v[g + i] = widened<Element>(several[i]);
         } else {
 #pragma unroll
-            for (int i = 0; i < V; ++i) v[g + i] = n + i < count ? widened<Number>(x[n + i]) : Number(0);
+            for (int i = 0; i < V; ++i) v[g + i] = n + i < count ? widened<Element>(x[n + i]) : Element(0);
         }
     }
 }
@@ -208,11 +208,11 @@ __device__ __forceinline__ u32 place_of(u32 n, const Operand& operand) {
 }
 
 // Broadcast operands have the chain's dtypes: float64 in a double chain, float32 or narrower in a float chain.
-template <class Number>
-__device__ __forceinline__ Number load_one(const void* x, Type type, long long place) {
-    if constexpr (is_same<Number, double>) {
+template <class Element>
+__device__ __forceinline__ Element load_one(const void* x, Type type, long long place) {
+    if constexpr (is_same<Element, double>) {
         return static_cast<const double*>(x)[place];
-    } else if constexpr (is_same<Number, float>) {
+    } else if constexpr (is_same<Element, float>) {
         switch (type) {
             case FLOAT16: return to_float(static_cast<const f16*>(x)[place]);
             case BFLOAT16: return to_float(static_cast<const bf16*>(x)[place]);
@@ -229,8 +229,8 @@ __device__ __forceinline__ Number load_one(const void* x, Type type, long long p
     }
 }
 
-template <int V, class Number, int N>
-__device__ __forceinline__ void load_stretched(Numbers<Number, N>& v, const void* x, const Operand& operand, u32 first,
+template <int V, class Element, int N>
+__device__ __forceinline__ void load_stretched(Numbers<Element, N>& v, const void* x, const Operand& operand, u32 first,
                                                u32 count) {
     u32 place = 0;
 #pragma unroll
@@ -238,43 +238,43 @@ __device__ __forceinline__ void load_stretched(Numbers<Number, N>& v, const void
         const u32 n = first + behind<V>(i);
         if (i % 4 == 0 || operand.where == APART) place = place_of(n, operand);
         else ++place;
-        if (n >= count) v[i] = Number(0);
+        if (n >= count) v[i] = Element(0);
         else if (i % 4 > 0 && operand.where == ALIKE) v[i] = v[i / 4 * 4];
-        else v[i] = load_one<Number>(x, operand.type, operand.first + place);
+        else v[i] = load_one<Element>(x, operand.type, operand.first + place);
     }
 }
 
-template <int V, class Number, int N>
-__device__ __forceinline__ void load(Numbers<Number, N>& v, const void* from, const Operand& operand, u32 first,
+template <int V, class Element, int N>
+__device__ __forceinline__ void load(Numbers<Element, N>& v, const void* from, const Operand& operand, u32 first,
                                      u32 count) {
-    if (operand.where != WHOLE) return load_stretched<V, Number>(v, from, operand, first, count);
+    if (operand.where != WHOLE) return load_stretched<V, Element>(v, from, operand, first, count);
     switch (operand.type) {
-        case UINT8: return load_whole<unsigned char, V, Number>(v, from, operand, first, count);
-        case INT64: return load_whole<long long, V, Number>(v, from, operand, first, count);
-        case INT32: return load_whole<int, V, Number>(v, from, operand, first, count);
-        case INT16: return load_whole<short, V, Number>(v, from, operand, first, count);
-        case INT8: return load_whole<signed char, V, Number>(v, from, operand, first, count);
+        case UINT8: return load_whole<unsigned char, V, Element>(v, from, operand, first, count);
+        case INT64: return load_whole<long long, V, Element>(v, from, operand, first, count);
+        case INT32: return load_whole<int, V, Element>(v, from, operand, first, count);
+        case INT16: return load_whole<short, V, Element>(v, from, operand, first, count);
+        case INT8: return load_whole<signed char, V, Element>(v, from, operand, first, count);
         default: break;
     }
-    if constexpr (!is_same<Number, long long>) {
+    if constexpr (!is_same<Element, long long>) {
         switch (operand.type) {
-            case FLOAT32: return load_whole<float, V, Number>(v, from, operand, first, count);
-            case FLOAT16: return load_whole<f16, V, Number>(v, from, operand, first, count);
-            case BFLOAT16: return load_whole<bf16, V, Number>(v, from, operand, first, count);
-            default: return load_whole<double, V, Number>(v, from, operand, first, count);
+            case FLOAT32: return load_whole<float, V, Element>(v, from, operand, first, count);
+            case FLOAT16: return load_whole<f16, V, Element>(v, from, operand, first, count);
+            case BFLOAT16: return load_whole<bf16, V, Element>(v, from, operand, first, count);
+            default: return load_whole<double, V, Element>(v, from, operand, first, count);
         }
     }
 }
 
-template <class T, int V, class Number, int N>
-__device__ __forceinline__ void store_as(void* to, const Numbers<Number, N>& v, u32 first, const Run<Number>& run) {
+template <class T, int V, class Element, int N>
+__device__ __forceinline__ void store_as(void* to, const Numbers<Element, N>& v, u32 first, const Run<Element>& run) {
 #pragma unroll
     for (int g = 0; g < N; g += V) {
         const u32 n = first + behind<V>(g);
         T* y = static_cast<T*>(to) + run.first + n;
         if (n + V <= run.count) {
             Several<T, V> several;
-            if constexpr ((is_same<T, f16> || is_same<T, bf16>) && is_same<Number, float>) {  // two per instruction
+            if constexpr ((is_same<T, f16> || is_same<T, bf16>) && is_same<Element, float>) {  // two per instruction
 #pragma unroll
                 for (int i = 0; i < V; i += 2)
                     reinterpret_cast<u32*>(several.words)[i / 2] = pack<T>(v[g + i], v[g + i + 1]);
@@ -292,32 +292,32 @@ __device__ __forceinline__ void store_as(void* to, const Numbers<Number, N>& v, 
 }
 
 // GIVES_INTS  whether floats may be stored as ints: never in the common kernel, which has no registers to spare
-template <int V, bool GIVES_INTS, class Number, int N>
-__device__ __forceinline__ void store(const Run<Number>& run, int index, const Numbers<Number, N>& v, u32 first) {
+template <int V, bool GIVES_INTS, class Element, int N>
+__device__ __forceinline__ void store(const Run<Element>& run, int index, const Numbers<Element, N>& v, u32 first) {
     void* to = run.output_at[index];
-    if constexpr (GIVES_INTS && !is_same<Number, long long>) {
+    if constexpr (GIVES_INTS && !is_same<Element, long long>) {
         switch (run.outputs[index]) {
-            case INT64: return store_as<long long, V, Number>(to, v, first, run);
-            case INT32: return store_as<int, V, Number>(to, v, first, run);
-            case INT16: return store_as<short, V, Number>(to, v, first, run);
-            case INT8: return store_as<signed char, V, Number>(to, v, first, run);
+            case INT64: return store_as<long long, V, Element>(to, v, first, run);
+            case INT32: return store_as<int, V, Element>(to, v, first, run);
+            case INT16: return store_as<short, V, Element>(to, v, first, run);
+            case INT8: return store_as<signed char, V, Element>(to, v, first, run);
             default: break;
         }
     }
-    if constexpr (is_same<Number, long long>) {
+    if constexpr (is_same<Element, long long>) {
         switch (run.outputs[index]) {
-            case INT64: return store_as<long long, V, Number>(to, v, first, run);
-            case INT32: return store_as<int, V, Number>(to, v, first, run);
-            case INT16: return store_as<short, V, Number>(to, v, first, run);
-            default: return store_as<unsigned char, V, Number>(to, v, first, run);  // int8 has the same bits
+            case INT64: return store_as<long long, V, Element>(to, v, first, run);
+            case INT32: return store_as<int, V, Element>(to, v, first, run);
+            case INT16: return store_as<short, V, Element>(to, v, first, run);
+            default: return store_as<unsigned char, V, Element>(to, v, first, run);  // int8 has the same bits
         }
     } else {
         switch (run.outputs[index]) {
-            case FLOAT32: return store_as<float, V, Number>(to, v, first, run);
-            case FLOAT16: return store_as<f16, V, Number>(to, v, first, run);
-            case BFLOAT16: return store_as<bf16, V, Number>(to, v, first, run);
-            case UINT8: return store_as<unsigned char, V, Number>(to, v, first, run);
-            default: return store_as<double, V, Number>(to, v, first, run);
+            case FLOAT32: return store_as<float, V, Element>(to, v, first, run);
+            case FLOAT16: return store_as<f16, V, Element>(to, v, first, run);
+            case BFLOAT16: return store_as<bf16, V, Element>(to, v, first, run);
+            case UINT8: return store_as<unsigned char, V, Element>(to, v, first, run);
+            default: return store_as<double, V, Element>(to, v, first, run);
         }
     }
 }
@@ -327,46 +327,46 @@ __device__ __forceinline__ void store(const Run<Number>& run, int index, const N
 extern __shared__ uint4 kept[];
 
 // Elements i to i + 3 of a kept value.
-template <class Number, int N>
-__device__ __forceinline__ Number* kept_four(int index, int i) {
+template <class Element, int N>
+__device__ __forceinline__ Element* kept_four(int index, int i) {
     const int four = (index * N + i) / 4 * THREADS + static_cast<int>(threadIdx.x);
-    return reinterpret_cast<Number*>(kept) + 4 * four;
+    return reinterpret_cast<Element*>(kept) + 4 * four;
 }
-template <class Number, int N>
-__device__ __forceinline__ void take(Numbers<Number, N>& v, int index) {
+template <class Element, int N>
+__device__ __forceinline__ void take(Numbers<Element, N>& v, int index) {
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
-        Several<Number, 4> four;
-        four.load(kept_four<Number, N>(index, i));
+        Several<Element, 4> four;
+        four.load(kept_four<Element, N>(index, i));
 #pragma unroll
         for (int j = 0; j < 4; ++j) v[i + j] = four[j];
     }
 }
-template <class Number, int N>
-__device__ __forceinline__ void keep(const Numbers<Number, N>& v, int index) {
+template <class Element, int N>
+__device__ __forceinline__ void keep(const Numbers<Element, N>& v, int index) {
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
-        Several<Number, 4> four;
+        Several<Element, 4> four;
 #pragma unroll
         for (int j = 0; j < 4; ++j) four[j] = v[i + j];
-        four.store(kept_four<Number, N>(index, i));
+        four.store(kept_four<Element, N>(index, i));
     }
 }
 
 // Prefetches to L2 the operands of a block that starts about when this one ends.
-template <int N, class Number>
-__device__ __forceinline__ void fetch_ahead(const Run<Number>& run) {
+template <int N, class Element>
+__device__ __forceinline__ void fetch_ahead(const Run<Element>& run) {
 #if __CUDA_ARCH__ >= 900
-    constexpr u32 NUMBERS = N * THREADS;
+    constexpr u32 ELEMENTS = N * THREADS;
     constexpr u32 AHEAD = 768;  // blocks: more than 132 SMs hold; 6 MB of an operand in L2
     const int index = threadIdx.x;
-    if (index >= MOST_OPERANDS || run.operand_at[index] == nullptr) return;
+    if (index >= MAX_OPERANDS || run.operand_at[index] == nullptr) return;
     const Operand& operand = run.operands[index];
     if (operand.where != WHOLE || (operand.type != FLOAT16 && operand.type != BFLOAT16)) return;
-    const unsigned long long first = (static_cast<unsigned long long>(blockIdx.x) + AHEAD) * NUMBERS;
-    if (first + NUMBERS > run.count) return;
+    const unsigned long long first = (static_cast<unsigned long long>(blockIdx.x) + AHEAD) * ELEMENTS;
+    if (first + ELEMENTS > run.count) return;
     const f16* from = static_cast<const f16*>(run.operand_at[index]) + operand.first + first;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "n"(2 * NUMBERS) : "memory");
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "n"(2 * ELEMENTS) : "memory");
 #endif
 }
 
@@ -383,39 +383,39 @@ __device__ __forceinline__ void report_zeros(const Numbers<long long, N>& diviso
 
 // V  contiguous elements of a thread: 4, or 8 if all layers are 16-bit and activations use fast math
 // N  elements per thread: 64 B, or V if that fills all SMs
-template <class Number, int V, int N, class Functions, class Combinations>
-__global__ void __launch_bounds__(THREADS, (BLOCKS<Number, Combinations::COUNT>))
-    pointwise(const __grid_constant__ Run<Number> run, u64* status) {
+template <class Element, int V, int N, class Functions, class Combinations>
+__global__ void __launch_bounds__(THREADS, (BLOCKS<Element, Combinations::COUNT>))
+    pointwise(const __grid_constant__ Run<Element> run, u64* status) {
     if constexpr (N == V) {  // programmatic dependent launch (LaunchConfig.overlaps)
         let_next_begin();
         wait_for_kernel_before();
     }
     const u32 first = V * (blockIdx.x * (N / V) * THREADS + threadIdx.x);
     if constexpr (V == 8 && N > V) fetch_ahead<N>(run);
-    Numbers<Number, N> v, other;
+    Numbers<Element, N> v, other;
     for (u32 s = 0; s < run.steps; ++s) {
-        const Step<Number>& step = run.step[s];
+        const Step<Element>& step = run.step[s];
         const int index = step.index;
         if (step.what == LOAD || step.what == COMBINE)
-            load<V, Number>(other, run.operand_at[index], run.operands[index], first, run.count);
+            load<V, Element>(other, run.operand_at[index], run.operands[index], first, run.count);
         else if (step.what == TAKE || step.what == COMBINE_KEPT)
-            take<Number, N>(other, index);
+            take<Element, N>(other, index);
         switch (step.what) {
             case LOAD:
             case TAKE:
 #pragma unroll
                 for (int i = 0; i < N; ++i) v[i] = other[i];
                 break;
-            case KEEP: keep<Number, N>(v, index); break;
-            case GIVE: store<V, (Combinations::COUNT > 2), Number>(run, index, v, first); break;
-            case APPLY: Functions::template apply<Number, V == 8>(step.code, v, step.p, step.q); break;
+            case KEEP: keep<Element, N>(v, index); break;
+            case GIVE: store<V, (Combinations::COUNT > 2), Element>(run, index, v, first); break;
+            case APPLY: Functions::template apply<Element, V == 8>(step.code, v, step.p, step.q); break;
             case COMBINE:
             case COMBINE_KEPT:
-                if constexpr (is_same<Number, long long>) {
+                if constexpr (is_same<Element, long long>) {
                     if (step.p != 0) report_zeros<V, N>(other, first, run, status);
                     if (step.q != 0) report_zeros<V, N>(v, first, run, status);
                 }
-                Combinations::template apply<Number>(step.code, v, other);
+                Combinations::template apply<Element>(step.code, v, other);
                 break;
         }
     }

@@ -31,10 +31,10 @@ from onchip.kernels.cuda.elementwise.steps import (
     FUNCTIONS,
     INT_COMBINATIONS,
     INT_FUNCTIONS,
-    MOST_LEVELS,
-    MOST_OPERANDS,
-    MOST_OUTPUTS,
-    MOST_STEPS,
+    MAX_LEVELS,
+    MAX_OPERANDS,
+    MAX_OUTPUTS,
+    MAX_STEPS,
     MOVES,
     NUMBER_BYTES,
     TYPES,
@@ -52,16 +52,16 @@ from onchip.kernels.cuda.gemm.gemv import OVERLAPPING
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Reshape
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 from onchip.plan.plan import values_read
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, BYTES_A_THREAD = 256, 64
-TILE_BYTES = THREADS * BYTES_A_THREAD  # of elements per block, and of shared memory per kept value
-BLOCKS_A_UNIT = 5  # small inputs: one wave
-MOST_NUMBERS = 2**31 - 1  # elements per launch
+THREADS, BYTES_PER_THREAD = 256, 64
+TILE_BYTES = THREADS * BYTES_PER_THREAD  # of elements per block, and of shared memory per kept value
+BLOCKS_PER_SM = 5  # small inputs: one wave
+MAX_NUMBERS = 2**31 - 1  # elements per launch
 ALIGNED_ROWS = 16  # any 16 rows are a multiple of 16 bytes
 # For 5 blocks per SM, or 3. sm_90 does not spill; others spill a little in float chains.
 COMMON_BUDGETS = {"float": Budget(48, spill_bytes=192), "double": Budget(80), "long long": Budget(80)}
@@ -93,7 +93,7 @@ class PointwiseLowering:
         """One launch, or several if the elements exceed 31-bit indices."""
         if not self.run.row_size or not self.run.outputs:
             return Steps(())
-        most = rows_a_launch(self.run.row_size)
+        most = rows_per_launch(self.run.row_size)
         return Steps(tuple(self._launch(first, min(most, B - first)) for first in range(0, B, most)))
 
     def _launch(self, first: int, rows: int) -> KernelLaunch:
@@ -109,28 +109,28 @@ class PointwiseLowering:
     def _numbers(self, count: int) -> int:
         """Elements per thread: few if that fits in one wave."""
         few = self.run.neighbours
-        is_little = count <= self.units * BLOCKS_A_UNIT * THREADS * few
-        return few if is_little else BYTES_A_THREAD // NUMBER_BYTES[self.run.number]
+        is_little = count <= self.units * BLOCKS_PER_SM * THREADS * few
+        return few if is_little else BYTES_PER_THREAD // NUMBER_BYTES[self.run.number]
 
     def _told(self, first: int, count: int) -> Struct:
         """`Run` of elementwise/pointwise.cu, rows from `first` on."""
         run = self.run
         none = Int64(0)
         operands = [operand.pointer for operand in run.operands]
-        pointers: list[Memory | Int64] = [*operands, *[none] * (MOST_OPERANDS - len(operands))]
-        pointers += [*run.output_pointers, *[none] * (MOST_OUTPUTS - len(run.outputs))]
+        pointers: list[Memory | Int64] = [*operands, *[none] * (MAX_OPERANDS - len(operands))]
+        pointers += [*run.output_pointers, *[none] * (MAX_OUTPUTS - len(run.outputs))]
         types = bytes(TYPES.index(dtype) for dtype in run.outputs)
         data = [struct.pack("<qII8s", first * run.row_size, count, len(run.steps), types)]
         data += [_operand(operand if first else operand.seen_by(count), first) for operand in run.operands]
-        data.append(bytes(OPERAND_BYTES * (MOST_OPERANDS - len(operands))))
+        data.append(bytes(OPERAND_BYTES * (MAX_OPERANDS - len(operands))))
         form = _STEP[run.number]
         data += [struct.pack(form, step.what, step.code, step.index, *step.told) for step in run.steps]
-        data.append(bytes(struct.calcsize(form) * (MOST_STEPS - len(run.steps))))
+        data.append(bytes(struct.calcsize(form) * (MAX_STEPS - len(run.steps))))
         return Struct(tuple(pointers), b"".join(data))
 
 
 _LEVEL = "<4I"
-OPERAND_BYTES = 16 + MOST_LEVELS * struct.calcsize(_LEVEL)
+OPERAND_BYTES = 16 + MAX_LEVELS * struct.calcsize(_LEVEL)
 
 
 def _operand(operand: Operand, first: int) -> bytes:
@@ -143,11 +143,11 @@ def _operand(operand: Operand, first: int) -> bytes:
     return (head + levels).ljust(OPERAND_BYTES, b"\0")
 
 
-def rows_a_launch(row_size: int) -> int:
+def rows_per_launch(row_size: int) -> int:
     """Rows within 31-bit indices, such that the next launch starts 16-byte aligned; 0: a row is too long."""
-    if row_size <= MOST_NUMBERS // ALIGNED_ROWS:
-        return MOST_NUMBERS // row_size // ALIGNED_ROWS * ALIGNED_ROWS
-    return int(row_size <= MOST_NUMBERS and row_size % ALIGNED_ROWS == 0)
+    if row_size <= MAX_NUMBERS // ALIGNED_ROWS:
+        return MAX_NUMBERS // row_size // ALIGNED_ROWS * ALIGNED_ROWS
+    return int(row_size <= MAX_NUMBERS and row_size % ALIGNED_ROWS == 0)
 
 
 class Pointwise:
@@ -164,7 +164,7 @@ class Pointwise:
         if not why and device.arch not in ARCHITECTURES:
             why = f"compiles for {', '.join(ARCHITECTURES)}, not {device.arch}"
         row_size = net.types[first.name].row_size
-        if not why and row_size and not rows_a_launch(row_size):
+        if not why and row_size and not rows_per_launch(row_size):
             why = f"counts numbers of a row in 31 bits, got {row_size:,}"
         if why:
             yield Refusal(self.name, first.name, why)
@@ -219,7 +219,7 @@ def _fitting(net: Network, start: int, number: str) -> list[Node]:
         if not fits(net, node, number):
             break
         found.append(node)
-        if len(found) == MOST_STEPS - 2:  # the first step loads, the last one stores
+        if len(found) == MAX_STEPS - 2:  # the first step loads, the last one stores
             break
     return found
 
@@ -234,7 +234,7 @@ def _claim(net: Network, nodes: list[Node], run: Run, device: Device) -> Claim:
         kernel=Pointwise.name,
         label=f"{Pointwise.name}<{kinds}>",
         nodes=tuple(node.name for node in nodes),
-        price=Price(sum(map(net.row_flop, nodes)), moved, fixed, precision="fp32"),
+        cost=Cost(sum(map(net.row_flop, nodes)), moved, fixed, precision="fp32"),
         why="one pass over memory" if len(nodes) > 1 else "one layer by itself",
         recipes=run.recipes,
         fast_bytes=run.kept * TILE_BYTES,
@@ -246,12 +246,12 @@ def _in_layouts(net: Network, claim: Claim, run: Run) -> Iterator[Claim]:
     """The claim; also in NHWC if all values have channels and no operand is broadcast."""
     yield claim
     read = values_read(net, claim)
-    may_turn = all(operand.where is Where.WHOLE for operand in run.operands)
-    may_turn = may_turn and all(has_channels(net.types[name]) for name in (*read, *run.output_names))
+    may_be_nhwc = all(operand.where is Where.WHOLE for operand in run.operands)
+    may_be_nhwc = may_be_nhwc and all(has_channels(net.types[name]) for name in (*read, *run.output_names))
     # Network inputs and outputs stay row-major.
-    if may_turn and net.inputs.keys().isdisjoint(read) and all(map(net.readers, run.output_names)):
+    if may_be_nhwc and net.inputs.keys().isdisjoint(read) and all(map(net.readers, run.output_names)):
         reads = dict.fromkeys(read, Use(CHANNELS_LAST))
-        yield replace(claim, reads=reads, gives=dict.fromkeys(run.output_names, CHANNELS_LAST))
+        yield replace(claim, reads=reads, writes=dict.fromkeys(run.output_names, CHANNELS_LAST))
 
 
 def _instance(number: str, neighbours: int = 4, is_common: bool = False, rows: int = 1 << 24) -> Instance:

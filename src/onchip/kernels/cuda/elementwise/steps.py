@@ -45,8 +45,8 @@ from onchip.network.layers.cast import Whole
 from onchip.network.recipe import Recipe, as_is
 
 # As in elementwise/pointwise.cu.
-MOST_OPERANDS, MOST_OUTPUTS, MOST_STEPS, MOST_LEVELS = 12, 6, 64, 6
-MOST_KEPT = 4  # values at once; 64 KiB of shared memory
+MAX_OPERANDS, MAX_OUTPUTS, MAX_STEPS, MAX_LEVELS = 12, 6, 64, 6
+MAX_KEPT = 4  # values at once; 64 KiB of shared memory
 TYPES = ("float32", "float16", "bfloat16", "uint8", "float64", "int64", "int32", "int16", "int8")
 NUMBER_BYTES = {"float": 4, "double": 8, "long long": 8}  # accumulator types
 
@@ -206,8 +206,8 @@ def stretch(pointer: Memory | Int64, dtype: str, row: Sequence[int], to: Sequenc
     outer = batch_stride
     if levels and batch_stride == levels[-1][0] * levels[-1][1]:
         outer = levels.pop()[1]
-    if len(levels) > MOST_LEVELS:
-        raise TooLargeError(f"stretches along at most {MOST_LEVELS} axes")
+    if len(levels) > MAX_LEVELS:
+        raise TooLargeError(f"stretches along at most {MAX_LEVELS} axes")
     return Operand(pointer, dtype, _where(levels, outer), tuple(levels), outer, batch_stride)
 
 
@@ -240,7 +240,7 @@ class RunWriter:
         self.operands: list[Operand] = []
         self.recipes: dict[str, Recipe] = {}
         self.kept: dict[str, int] = {}  # value -> slot
-        self.most_kept = 0
+        self.max_kept = 0
         self.holds = ""  # the value in the accumulator
         # MOVES alias their input: name -> the value that holds the data.
         self.source: dict[str, str] = {}
@@ -255,8 +255,8 @@ class RunWriter:
 
     def write(self) -> Run:
         types = self.net.types
-        if len(self.outputs) > MOST_OUTPUTS:
-            raise TooLargeError(f"gives at most {MOST_OUTPUTS} values")
+        if len(self.outputs) > MAX_OUTPUTS:
+            raise TooLargeError(f"gives at most {MAX_OUTPUTS} values")
         for i, node in enumerate(self.working):
             self._compute(node)
             if node.name in self.outputs:
@@ -269,13 +269,13 @@ class RunWriter:
         )
 
     def _run(self, row_size: int, dtypes: tuple[str, ...]) -> Run:
-        if len(self.operands) > MOST_OPERANDS:
-            raise TooLargeError(f"reads at most {MOST_OPERANDS} values and weights")
-        if len(self.steps) > MOST_STEPS:
-            raise TooLargeError(f"takes at most {MOST_STEPS} steps")
+        if len(self.operands) > MAX_OPERANDS:
+            raise TooLargeError(f"reads at most {MAX_OPERANDS} values and weights")
+        if len(self.steps) > MAX_STEPS:
+            raise TooLargeError(f"takes at most {MAX_STEPS} steps")
         return Run(
             self.number, 8 if self._is_narrow() else 4, row_size, tuple(self.operands), dtypes, tuple(self.outputs),
-            tuple(self.steps), self.most_kept, self.recipes, self._divisors(),
+            tuple(self.steps), self.max_kept, self.recipes, self._divisors(),
         )  # fmt: skip
 
     def _divisors(self) -> StatusWord | None:
@@ -338,7 +338,7 @@ class RunWriter:
     def _apply(self, layer: Layer) -> None:
         row = operation_of(layer)
         assert row is not None
-        told = row.told_exactly(layer) if self.number == "double" else map(float, row.told(layer))
+        told = row.parameter_values(layer) if self.number == "double" else map(float, row.told(layer))
         p, q = (*told, 0, 0)[:2]
         code = (INT_FUNCTIONS if self.number == "long long" else FUNCTIONS).index(row.cuda)
         self.steps.append(Step(What.APPLY, 0, code, (p, q)))
@@ -367,11 +367,11 @@ class RunWriter:
         return self.uses[root] > 1 or root not in following
 
     def _keep(self, root: str) -> None:
-        free = [place for place in range(MOST_KEPT) if place not in self.kept.values()]
+        free = [place for place in range(MAX_KEPT) if place not in self.kept.values()]
         if not free:
-            raise TooLargeError(f"keeps at most {MOST_KEPT} values for later")
+            raise TooLargeError(f"keeps at most {MAX_KEPT} values for later")
         self.kept[root] = free[0]
-        self.most_kept = max(self.most_kept, free[0] + 1)
+        self.max_kept = max(self.max_kept, free[0] + 1)
         self.steps.append(Step(What.KEEP, free[0]))
 
     # -- operands ----------------------------------------------------------------------------------------------

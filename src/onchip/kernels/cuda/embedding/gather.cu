@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(THREADS)
 // Sums the rows of `taken` ids from ids[place] on. All loads are issued before the first addition.
 template <class Id, class T, int W>
 __device__ __forceinline__ void sum_rows(const Id* ids, long long place, int taken, const T* columns, u64* status,
-                                         long long V, u32 E, wide_t<T> (&sum)[W]) {
+                                         long long V, u32 E, acc_t<T> (&sum)[W]) {
     long long id[PART];
 #pragma unroll
     for (int k = 0; k < PART; ++k) id[k] = k < taken ? static_cast<long long>(ids[place + k]) : 0;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void sum_rows(const Id* ids, long long place, int tak
     for (int k = 0; k < PART; ++k)
 #pragma unroll
         for (int j = 0; j < W; ++j)
-            if (k < taken) sum[j] += load_wide(reinterpret_cast<const T*>(rows + k) + j);
+            if (k < taken) sum[j] += load_acc(reinterpret_cast<const T*>(rows + k) + j);
 }
 
 // count  S for a mean, 1 for a sum
@@ -69,7 +69,7 @@ template <class Id, class T, int W, int G>
 __global__ void __launch_bounds__(THREADS)
     gather_sum(const Id* ids, const T* table, T* y, u64* status, long long B, long long S, long long V, Divider words,
                u32 count) {
-    using Wide = wide_t<T>;
+    using Wide = acc_t<T>;
     constexpr int SUMS = THREADS / G;
     __shared__ __align__(16) Wide parts[G][SUMS][W];
     const u32 E = words.size * W, g = threadIdx.x / SUMS, mine = threadIdx.x % SUMS;
@@ -114,15 +114,15 @@ __global__ void __launch_bounds__(THREADS)
     const long long step = static_cast<long long>(gridDim.x) * THREADS;
     for (long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; i < B * C; i += step) {
         const long long b = i / C, c = i % C;
-        const wide_t<Y> shift = bias == nullptr ? 0 : load_wide(bias + c);
+        const acc_t<Y> shift = bias == nullptr ? 0 : load_acc(bias + c);
         for (u32 p = 0; p < P; ++p) {
-            wide_t<Y> sum = 0;
+            acc_t<Y> sum = 0;
             for (u32 k = 0; k < K; ++k) {
                 const long long at = static_cast<long long>(p) * stride - before + k;
                 if (at < 0 || at >= S) continue;  // padding
-                sum += load_wide(table + (checked_id(ids, b * S + at, V, status) * K + k) * C + c);
+                sum += load_acc(table + (checked_id(ids, b * S + at, V, status) * K + k) * C + c);
             }
-            store_wide(y + i * P + p, sum + shift);
+            store_acc(y + i * P + p, sum + shift);
         }
     }
 }

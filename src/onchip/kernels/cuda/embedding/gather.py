@@ -34,14 +34,14 @@ from onchip.network.layers.base import row_axis
 from onchip.network.recipe import Recipe, as_is
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 IDS = {"int32": "int", "int64": "long long"}
 WORDS = {16: "uint4", 8: "uint2", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
 HALF = {"fp16": "float16", "bf16": "bfloat16"}  # table dtypes, by the job's name
-THREADS, PART, BLOCKS_A_UNIT = 256, 16, 5
+THREADS, PART, BLOCKS_PER_SM = 256, 16, 5
 SHARERS = (1, 4, 16)  # threads per sum
 
 
@@ -137,7 +137,7 @@ class TokenConvLowering:
 
 
 def _line(threads: int, units: int) -> LaunchConfig:
-    return in_line(min(-(-threads // THREADS), units * BLOCKS_A_UNIT))
+    return in_line(min(-(-threads // THREADS), units * BLOCKS_PER_SM))
 
 
 class Gather:
@@ -170,7 +170,7 @@ class Gather:
             kernel=self.name,
             label=f"{self.name}<{V},{E}>",
             nodes=(node.name,),
-            price=Price(0, ids.row_bytes + 2 * made.row_bytes),
+            cost=Cost(0, ids.row_bytes + 2 * made.row_bytes),
             why="one layer by itself",
             recipes={"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), made.dtype)},
             facts=GatherLowering(status, ids.dtype, E * DTYPE_BYTES[made.dtype], device.units),
@@ -182,7 +182,7 @@ class Gather:
         status, is_mean = StatusWord(node.inputs[0], ids.row_shape, V), isinstance(behind.layer, GlobalMean)
         return Claim(
             self.name, f"{self.name}<{V},{E},{behind.layer.kind}>", (node.name, behind.name),
-            Price(net.row_flop(behind), ids.row_bytes + rows.row_bytes + net.types[behind.name].row_bytes),
+            Cost(net.row_flop(behind), ids.row_bytes + rows.row_bytes + net.types[behind.name].row_bytes),
             "rows are summed up where they are looked up",
             {"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), rows.dtype)},
             order=f"ids in order, parts of {PART}",
@@ -202,7 +202,7 @@ class Gather:
             kernel=self.name,
             label=f"{self.name}<{V},{K},{C}>",
             nodes=(node.name,),
-            price=Price(net.row_flop(node), ids.row_bytes + made.row_bytes + K * made.row_size * DTYPE_BYTES[stored]),
+            cost=Cost(net.row_flop(node), ids.row_bytes + made.row_bytes + K * made.row_size * DTYPE_BYTES[stored]),
             why="one layer by itself",
             order="taps in order",
             recipes=recipes,

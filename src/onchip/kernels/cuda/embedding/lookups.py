@@ -28,19 +28,19 @@ from onchip.kernels.cuda.common.program import (
     in_line,
 )
 from onchip.kernels.cuda.common.strides import View
-from onchip.kernels.cuda.embedding.gather import BLOCKS_A_UNIT, IDS, THREADS, WORDS
+from onchip.kernels.cuda.embedding.gather import BLOCKS_PER_SM, IDS, THREADS, WORDS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Concat, Embedding, Reshape, Slice
 from onchip.network.layers.base import row_axis
 from onchip.network.recipe import Recipe, as_is
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-MOST, MOST_KINDS = 16, 8  # parts and status words per launch
-MOST_NODES = 512  # search limit from `start`
+MOST, MAX_KINDS = 16, 8  # parts and status words per launch
+MAX_NODES = 512  # search limit from `start`
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LookupsLowering:
         shares: list[list[Part]] = [[]]
         for part in self.parts:
             kinds = {each.status for each in (*shares[-1], part) if each.status}
-            if len(shares[-1]) == MOST or len(kinds) > MOST_KINDS:
+            if len(shares[-1]) == MOST or len(kinds) > MAX_KINDS:
                 shares.append([])
             shares[-1].append(part)
         return shares
@@ -101,13 +101,13 @@ class LookupsLowering:
         word = math.gcd(*(part.word_bytes for part in parts))
         statuses = list(dict.fromkeys(part.status for part in parts if part.status))
         threads = max(B * part.count << min(part.item_bytes // word - 1, THREADS - 1).bit_length() for part in parts)
-        blocks = min(-(-threads // THREADS), -(-self.units * BLOCKS_A_UNIT // len(parts)))
+        blocks = min(-(-threads // THREADS), -(-self.units * BLOCKS_PER_SM // len(parts)))
         missing = [Int64(0)] * (MOST - len(parts))
         pointers: list[Memory | Int64] = [*(part.source for part in parts), *missing]
         pointers += [*(part.ids or Int64(0) for part in parts), *missing]
         pointers += [*(Output(part.output) for part in parts), *missing]
         packed = b"".join(part.packed(word, statuses) for part in parts)
-        words: list[Argument] = [*statuses, *[Int64(0)] * (MOST_KINDS - len(statuses))]
+        words: list[Argument] = [*statuses, *[Int64(0)] * (MAX_KINDS - len(statuses))]
         return KernelLaunch(
             Program(SOURCE, f"lookups<{IDS[self.ids_dtype]}, {WORDS[word]}>"), in_line(blocks * len(parts)),
             (Struct(tuple(pointers), packed.ljust(MOST * 64, b"\0")), *words, Int64(B), UInt32(blocks)),
@@ -160,7 +160,7 @@ def _run(net: Network, start: int) -> list[Node]:
         else:
             break
         nodes.append(node)
-        if len(nodes) == MOST_NODES:
+        if len(nodes) == MAX_NODES:
             break
     return nodes
 
@@ -194,7 +194,7 @@ def _claim(net: Network, nodes: list[Node], device: Device) -> Claim | None:
     looked_up = sum(part.ids is not None for part in parts)
     return Claim(
         Lookups.name, f"{Lookups.name}<{looked_up}{',Concat' if isinstance(nodes[-1].layer, Concat) else ''}>",
-        tuple(node.name for node in nodes), Price(0, moved, launches=lowering.launches),
+        tuple(node.name for node in nodes), Cost(0, moved, launches=lowering.launches),
         f"{looked_up} look-ups, up to {MOST} a launch", recipes, facts=lowering,
     )  # fmt: skip
 

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Budget,
     Input,
     Instance,
@@ -33,8 +33,8 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.embedding.gather import HALF, IDS
 from onchip.kernels.cuda.embedding.token_slices import (
     FP8_ARCHITECTURES,
-    MOST_TAPS,
-    MOST_TOKENS,
+    MAX_TAPS,
+    MAX_TOKENS,
     STORED,
     narrow_tables,
     need_fp8,
@@ -44,8 +44,8 @@ from onchip.kernels.cuda.embedding.token_slices import (
     split_tables,
     token_taps,
 )
-from onchip.kernels.cuda.gemm import sm90 as product_wgmma
-from onchip.kernels.cuda.gemm.sm90 import WgmmaProduct
+from onchip.kernels.cuda.gemm import sm90 as gemm_sm90
+from onchip.kernels.cuda.gemm.sm90 import GemmSm90Lowering
 from onchip.kernels.fp8_tables import FP8, peaks_of, table_peaks
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.kernels.token_branches import REFUSED, Branch, Branches, find_branches
@@ -54,20 +54,20 @@ from onchip.network.layers import Elementwise, TokenConv
 from onchip.network.recipe import Recipe, as_is, op_name
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.rewrites.embedding import token_tables
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, LANES, MOST = 128, 8, 16  # as in token_max.cu
-MOST_SHARE_BITS, WARP_BITS = (THREADS // LANES).bit_length() - 1, (32 // LANES).bit_length() - 1
-BLOCKS_A_UNIT = 6
+MAX_SHARE_BITS, WARP_BITS = (THREADS // LANES).bit_length() - 1, (32 // LANES).bit_length() - 1
+BLOCKS_PER_SM = 6
 # Share of L2 bandwidth: sentiment's rows are read at 8.5 TB/s on an H200.
 L2_RATE = 0.25
 
 
 @dataclass(frozen=True)
-class GatherPrice(Price):
+class GatherCost(Cost):
     """Cost of look-ups in shared tables: rows come from L2, and each at least once from device memory."""
 
     row_looked_up_bytes: int = 0  # per batch row
@@ -78,7 +78,7 @@ class GatherPrice(Price):
         # Table reads from device memory count as zero: all sentences may look up the same rows.
         moved = dataclasses.replace(self, row_bytes=self.row_bytes - self.row_looked_up_bytes)
         cached = self.row_looked_up_bytes * B / device.peak.cache_bandwidth * 1e6
-        return max(Price.floor_us(moved, device, precision, B), cached + self.launches * device.peak.launch_us)
+        return max(Cost.floor_us(moved, device, precision, B), cached + self.launches * device.peak.launch_us)
 
     def estimate_us(self, device: Device, precision: str, B: int) -> float:
         looked_up = self.row_looked_up_bytes * B
@@ -130,7 +130,7 @@ class TokenMaxLowering:
     @property
     def program(self) -> Program:
         ids, table, y = self.dtypes
-        return Program(SOURCE, f"token_max<{IDS[ids]}, {STORED[table]}, {NUMBERS[y]}>")
+        return Program(SOURCE, f"token_max<{IDS[ids]}, {STORED[table]}, {ELEMENT_TYPES[y]}>")
 
     @property
     def pitch(self) -> int:
@@ -140,13 +140,13 @@ class TokenMaxLowering:
     def share_bits(self, B: int) -> int:
         """log2 of the thread groups per sentence: enough to fill all SMs, with the row indices in shared memory."""
         slices = sum(slice_count(branch.C, self.dtypes[1]) for branch in self.branches)
-        enough, room, bits = self.units * BLOCKS_A_UNIT, self.shared_bytes // BLOCKS_A_UNIT, 0
-        while bits < MOST_SHARE_BITS and (self._blocks(slices, B, bits) < enough or self._shared(bits) > room):
+        enough, room, bits = self.units * BLOCKS_PER_SM, self.shared_bytes // BLOCKS_PER_SM, 0
+        while bits < MAX_SHARE_BITS and (self._blocks(slices, B, bits) < enough or self._shared(bits) > room):
             bits += 1
         return bits
 
     def fits(self) -> bool:
-        return self._shared(MOST_SHARE_BITS) <= self.shared_bytes
+        return self._shared(MAX_SHARE_BITS) <= self.shared_bytes
 
     def _sentences(self, bits: int) -> int:
         return THREADS // LANES >> bits
@@ -196,7 +196,7 @@ class TokenMax:
         node = net.nodes[start]
         if job.is_training or not isinstance(node.layer, TokenConv):
             return
-        found = find_branches(net, start, ACTIVATIONS, casts=tuple(NUMBERS))
+        found = find_branches(net, start, ACTIVATIONS, casts=tuple(ELEMENT_TYPES))
         if found is None:
             yield Refusal(self.name, node.name, REFUSED)
         elif why := _why_not(net, found, device, job):
@@ -213,13 +213,13 @@ def _why_not(net: Network, found: Branches, device: Device, job: Job) -> str:
     if device.arch not in architectures:
         return f"runs on {', '.join(architectures)}, not {device.arch}"
     tables = [net.weight_type(branch.conv.weights["weight"]) for branch in found.branches]
-    if odd := next((table.dtype for table in tables if table.dtype not in NUMBERS), ""):
-        return f"sums {', '.join(NUMBERS)}, not {odd}"
-    if job.tables == "fp8" and any(int(table.shape[1]) > MOST_TAPS for table in tables):
-        return f"adds up at most {MOST_TAPS} taps of tables of 8 bits"
+    if odd := next((table.dtype for table in tables if table.dtype not in ELEMENT_TYPES), ""):
+        return f"sums {', '.join(ELEMENT_TYPES)}, not {odd}"
+    if job.tables == "fp8" and any(int(table.shape[1]) > MAX_TAPS for table in tables):
+        return f"adds up at most {MAX_TAPS} taps of tables of 8 bits"
     if len({table.shape[0] for table in tables}) > 1:
         return "checks ids against one table's length, and these have several"
-    return "" if int(tables[0].shape[0]) < MOST_TOKENS else f"takes fewer than {MOST_TOKENS:,} tokens"
+    return "" if int(tables[0].shape[0]) < MAX_TOKENS else f"takes fewer than {MAX_TOKENS:,} tokens"
 
 
 def _lowering(net: Network, found: Branches, device: Device, job: Job) -> TokenMaxLowering:
@@ -265,7 +265,7 @@ def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: De
     tables = [recipes[f"table{n}"] for n in range(len(found.branches))]
     ids = net.types[found.branches[0].conv.inputs[0]]
     looked_up = DTYPE_BYTES[stored] * sum(net.row_looked_up(branch.conv) for branch in found.branches)
-    price = GatherPrice(
+    cost = GatherCost(
         sum(map(net.row_flop, found.nodes)), ids.row_bytes + looked_up + net.types[found.nodes[-1].name].row_bytes,
         launches=len(lowering.at(1).launches), precision="fp32", row_looked_up_bytes=looked_up,
         table_bytes=sum(table.nbytes for table in tables),
@@ -278,7 +278,7 @@ def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: De
         kernel=TokenMax.name,
         label=f"{TokenMax.name}<{taps},{lowering.branches[0].C},{stored}>",
         nodes=tuple(node.name for node in found.nodes),
-        price=price,
+        cost=cost,
         why=f"{rows} rows looked up and added a sentence, maxima in registers",
         recipes=recipes,
         order="taps in order, in float16, then the bias" if stored == FP8 else "taps in order, then the bias",
@@ -290,7 +290,7 @@ def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: De
 def made_tables(net: Network, weight: str, stored: str, device: Device, job: Job) -> str | Recipe:
     """The tables before slicing; folded ones are computed as tensor core gemms where supported."""
     folded = _folded(net, weight)
-    if folded is None or device.arch not in product_wgmma.ARCHITECTURES:
+    if folded is None or device.arch not in gemm_sm90.ARCHITECTURES:
         return weight
     is_narrow = stored in (FP8, HALF.get(job.precision)) and job.precision in HALF
     return _tensor_tables(net, folded, job.precision if is_narrow else "fp32") or weight
@@ -310,16 +310,16 @@ def _tensor_tables(net: Network, folded: Recipe, precision: str) -> Recipe | Non
     (rows, W), (V, K, C) = folded.sources, folded.shape
     assert isinstance(rows, str)
     E, dtype = net.weights[rows].shape[1], PRECISIONS[precision].dtype
-    is_small = K * C * E < product_wgmma.LEAST_WEIGHTS
+    is_small = K * C * E < gemm_sm90.MIN_WEIGHTS
     if (
         is_small
         or net.weight_type(rows).dtype != "float32"
-        or WgmmaProduct(V, K * C, E, precision, (dtype, dtype)).why_not()
+        or GemmSm90Lowering(V, K * C, E, precision, (dtype, dtype)).why_not()
     ):
         return None
     taps = Recipe.of(token_taps, (W,), (K * C, E), dtype, E=E)
     if precision == "fp32":
-        split = product_wgmma.multiplied_weight(taps, (K * C, E), precision)
+        split = gemm_sm90.multiplied_weight(taps, (K * C, E), precision)
         return Recipe.of(split_tables, (rows, split), folded.shape, dtype, folded.flop, K=K)
     narrow = Recipe.of(as_is, (rows,), (V, E), dtype)
     return Recipe.of(narrow_tables, (narrow, taps), folded.shape, dtype, folded.flop, K=K)

@@ -9,8 +9,8 @@ import numpy as np
 
 from onchip.errors import PlanError
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Argument,
     Budget,
     Input,
@@ -34,11 +34,11 @@ SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 ROW_BYTES, ROWS, THREADS = 128, 128, 256  # as in token_slices.cu
 FP8_ARCHITECTURES = tuple(arch for arch in EVERY_CHIP if arch not in ("sm_80", "sm_86"))
-MOST_TAPS = 128  # of fp8 tables: sums of this many stay finite in float16
-STORED = NUMBERS | {FP8: "e4m3"}
+MAX_TAPS = 128  # of fp8 tables: sums of this many stay finite in float16
+STORED = ELEMENT_TYPES | {FP8: "e4m3"}
 BUDGET = Budget(registers=64)
 STRIPS = 512  # row groups of table_peaks
-MOST_TOKENS = (1 << 31) - 1  # row indices are 32-bit
+MAX_TOKENS = (1 << 31) - 1  # row indices are 32-bit
 
 
 def slice_channels(dtype: str) -> int:
@@ -109,7 +109,7 @@ def slices_launch(
     """
     (V, K, C), dtype = given
     chunks = math.ceil((V + 1) / ROWS)
-    program = Program(SOURCE, f"token_slices<{NUMBERS[dtype]}, {STORED[recipe.dtype]}>")
+    program = Program(SOURCE, f"token_slices<{ELEMENT_TYPES[dtype]}, {STORED[recipe.dtype]}>")
     sizes = Int64(V), UInt32(K), UInt32(C), UInt32(chunks)
     return KernelLaunch(program, in_line(recipe.shape[0] * K * chunks), (x, peaks or Int64(0), y, *sizes), BUDGET)
 
@@ -119,7 +119,7 @@ def peaks_steps(given: tuple[tuple[int, ...], str], units: int) -> Steps:
     (V, K, C), dtype = given
     strips, wide = min(STRIPS, V * K), math.ceil(C / THREADS)
     sizes = Int64(V * K), Int64(C), UInt32(strips), UInt32(wide)
-    program = Program(SOURCE, f"table_peaks<{NUMBERS[dtype]}>")
+    program = Program(SOURCE, f"table_peaks<{ELEMENT_TYPES[dtype]}>")
     parts = KernelLaunch(program, in_line(strips * wide), (Input(0), Scratch(0), *sizes), BUDGET)
     whole = along("reduce", "Max", "float32", (1, strips, C), units, Scratch(0))
     return Steps((parts, whole), 4 * strips * C)

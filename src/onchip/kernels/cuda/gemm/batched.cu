@@ -18,7 +18,7 @@ constexpr int DEPTH = 16, PART = 128;
 template <class T, int SIDE>
 __device__ __forceinline__ void make_tile(const T* a, const T* b, T* y, long long M, long long N, long long K,
                                           long long first_m, long long first_n) {
-    using W = wide_t<T>;
+    using W = acc_t<T>;
     constexpr int THREADS = SIDE * SIDE / 16;
     // +4: rows of a slice stay 16 B aligned and begin in different banks
     __shared__ __align__(16) W as[DEPTH][SIDE + 4];
@@ -30,12 +30,12 @@ __device__ __forceinline__ void make_tile(const T* a, const T* b, T* y, long lon
         for (int i = threadIdx.x; i < SIDE * DEPTH; i += THREADS) {
             const int row = i / DEPTH, d = i % DEPTH;
             const bool is_there = first_m + row < M && k + d < K;
-            as[d][row] = is_there ? load_wide(a + (first_m + row) * K + k + d) : W(0);
+            as[d][row] = is_there ? load_acc(a + (first_m + row) * K + k + d) : W(0);
         }
         for (int i = threadIdx.x; i < SIDE * DEPTH; i += THREADS) {
             const int d = i / SIDE, column = i % SIDE;
             const bool is_there = first_n + column < N && k + d < K;
-            bs[d][column] = is_there ? load_wide(b + (k + d) * N + first_n + column) : W(0);
+            bs[d][column] = is_there ? load_acc(b + (k + d) * N + first_n + column) : W(0);
         }
         __syncthreads();
 #pragma unroll 4
@@ -64,7 +64,7 @@ __device__ __forceinline__ void make_tile(const T* a, const T* b, T* y, long lon
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const long long m = first_m + tm + i, n = first_n + tn + j;
-            if (m < M && n < N) store_wide(y + m * N + n, totals[i][j]);
+            if (m < M && n < N) store_acc(y + m * N + n, totals[i][j]);
         }
 }
 

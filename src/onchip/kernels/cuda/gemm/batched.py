@@ -30,13 +30,13 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import MatMul
 from onchip.network.recipe import Recipe, as_is
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-MOST_AXES = 4  # batch axes, including B
+MAX_AXES = 4  # batch axes, including B
 SMALL = 32  # tile side where a matrix has at most as many rows and columns; else twice that
-MOST_BLOCKS = 2**31 - 1
+MAX_BLOCKS = 2**31 - 1
 RATE = 0.3  # share of the CUDA cores' peak; assumed
 
 
@@ -83,9 +83,9 @@ class MatMulShape:
     def _stack(self, B: int) -> Struct:
         """The struct Stack of gemm/batched.cuh; missing axes come first."""
         columns = (B, *self.front), self.a.strides(self.front), self.b.strides(self.front)
-        missing = MOST_AXES - len(columns[0])
+        missing = MAX_AXES - len(columns[0])
         numbers = [n for column, none in zip(columns, (1, 0, 0), strict=True) for n in (*(none,) * missing, *column)]
-        return Struct((), struct.pack(f"<{3 * MOST_AXES}q", *numbers))
+        return Struct((), struct.pack(f"<{3 * MAX_AXES}q", *numbers))
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class MatMulLowering(MatMulShape):
         if not tiles:
             return Steps(())
         program = Program(SOURCE, f"matmul<{FLOATS[self.dtype]}, {side}>")
-        config = in_line(min(tiles, MOST_BLOCKS), side * side // 16)
+        config = in_line(min(tiles, MAX_BLOCKS), side * side // 16)
         return Steps((KernelLaunch(program, config, self.arguments(B), Budget(registers=176)),))
 
 
-class MatMulAlone:
+class MatMulKernel:
     name = "matmul"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # always computes in float32, or float64
@@ -117,8 +117,8 @@ class MatMulAlone:
         why = ""
         if y.dtype not in FLOATS or device.arch not in ARCHITECTURES:
             why = f"multiplies {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}, not {y} on {device.arch}"
-        elif len(front) >= MOST_AXES:
-            why = f"walks over at most {MOST_AXES - 1} axes of a row in front of its matrices, got {len(front)}"
+        elif len(front) >= MAX_AXES:
+            why = f"walks over at most {MAX_AXES - 1} axes of a row in front of its matrices, got {len(front)}"
         if why:
             yield Refusal(self.name, node.name, why)
             return
@@ -126,7 +126,7 @@ class MatMulAlone:
         lowering = MatMulLowering(**vars(product))
         yield Claim(
             self.name, label_of(self.name, product), (node.name,),
-            Price(net.row_flop(node), *moved_bytes(net, node, recipes), precision="fp32", rate=RATE),
+            Cost(net.row_flop(node), *moved_bytes(net, node, recipes), precision="fp32", rate=RATE),
             "a product of two values", recipes, order="one after the other, in parts of 128", facts=lowering,
             reads={name: Use(is_read_often=True) for name in node.inputs},
         )  # fmt: skip

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Budget,
     Input,
     Instance,
@@ -20,8 +20,8 @@ from onchip.kernels.cuda.common.program import (
     in_line,
 )
 from onchip.kernels.cuda.gemm.batched import (
-    MOST_AXES,
-    MOST_BLOCKS,
+    MAX_AXES,
+    MAX_BLOCKS,
     SMALL,
     MatMulShape,
     Operand,
@@ -32,7 +32,7 @@ from onchip.kernels.cuda.gemm.batched import (
 from onchip.network.graph import Network
 from onchip.network.layers import MatMul
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
@@ -68,9 +68,9 @@ class MatMulMmaLowering(MatMulShape):
         tiles = self.tiles(B, self.side)
         if not tiles:
             return Steps(())
-        head = f"{PRECISIONS[self.precision].name}, {NUMBERS[self.dtype]}, {self.side}"
+        head = f"{PRECISIONS[self.precision].name}, {ELEMENT_TYPES[self.dtype]}, {self.side}"
         program = Program(SOURCE, f"matmul_mma<{head}, {'true' if self.is_whole else 'false'}>")
-        config = in_line(min(tiles, MOST_BLOCKS), THREADS)
+        config = in_line(min(tiles, MAX_BLOCKS), THREADS)
         return Steps((KernelLaunch(program, config, self.arguments(B), Budget(registers=255)),))
 
 
@@ -84,7 +84,7 @@ class MatMulMma:
         if job.is_training or not isinstance(node.layer, MatMul) or device.arch not in ARCHITECTURES:
             return
         y = net.types[node.name]
-        if y.dtype not in NUMBERS or len(y.row_shape) - 2 >= MOST_AXES or not y.row_size:
+        if y.dtype not in ELEMENT_TYPES or len(y.row_shape) - 2 >= MAX_AXES or not y.row_size:
             return  # gemm/batched.py reports the reason where it refuses too
         product, recipes = operands_of(net, node)
         lowering = MatMulMmaLowering(**vars(product), precision=job.precision)
@@ -92,7 +92,7 @@ class MatMulMma:
         is_split = computed.parts > 1
         yield Claim(
             self.name, label_of(self.name, product), (node.name,),
-            Price(
+            Cost(
                 net.row_flop(node) * (3 if is_split else 1), *moved_bytes(net, node, recipes),
                 precision="tf32" if is_split else "", rate=lowering.rate(max(1, job.batch), device.units),
             ),

@@ -3,8 +3,8 @@
 // Idea    Bandwidth-bound: weights stream from memory to registers, 16 bytes per load, many loads in flight per lane. A
 //         block computes a few columns of y; its warps split K and reduce through shared memory at the end. The first
 //         weight loads overlap the previous kernel (programmatic dependent launch).
-//         product_few_mma uses mma.sync, 16 rows x 8 columns; k is permuted so that a lane's 16 bytes are its fragment.
-//         product_few_fma uses CUDA cores (FFMA) with lanes along k: true fp32.
+//         gemv_mma uses mma.sync, 16 rows x 8 columns; k is permuted so that a lane's 16 bytes are its fragment.
+//         gemv_fma uses CUDA cores (FFMA) with lanes along k: true fp32.
 // Order   Warp i of 8 has chunks i, i + 8, ... of k. mma: chunks of 32, in two steps of 16. fma: chunks of 32 V, V per
 //         lane, then a shuffle tree (16, 8, 4, 2, 1). Then warps in order, bias, other. Independent of M and N.
 // Floor   Weights once. 4,096 x 4,096 in fp16: 33.6 MB / 4.8 TB/s = 7.0 us from memory; from L2 (33 TB/s) 1.0 us.
@@ -55,19 +55,19 @@ constexpr int PIECE = 32;  // elements of k per chunk: eight per lane, four lane
 // Eight contiguous elements as four fragment words of P.
 template <class P, class X>
 __device__ __forceinline__ uint4 read8(const X* from) {
-    using Number = typename P::Number;
-    if constexpr (is_same<X, Number>) {
+    using Element = typename P::Element;
+    if constexpr (is_same<X, Element>) {
         return *reinterpret_cast<const uint4*>(from);
     } else {
         const float4 a = load4(from), b = load4(from + 4);
-        return {pack<Number>(a.x, a.y), pack<Number>(a.z, a.w), pack<Number>(b.x, b.y), pack<Number>(b.z, b.w)};
+        return {pack<Element>(a.x, a.y), pack<Element>(a.z, a.w), pack<Element>(b.x, b.y), pack<Element>(b.z, b.w)};
     }
 }
 
 // 16 MT rows, 8 NT columns; PIECES chunks of k are in flight.
 template <class P, class X, class Y, int MT, int NT, int PIECES>
 __global__ void __launch_bounds__(32 * WARPS, MT == 1 ? 2 : 1)
-product_few_mma(const X* x, const typename P::Number* w, const float* bias, const Y* other, Y* y, long long M,
+gemv_mma(const X* x, const typename P::Element* w, const float* bias, const Y* other, Y* y, long long M,
                 long long N, long long K, u32 code, u32 a_bits, u32 b_bits) {
     constexpr int ROWS = 16 * MT, COLUMNS = 8 * NT;
     __shared__ float sums[WARPS][ROWS][COLUMNS];
@@ -140,7 +140,7 @@ __device__ __forceinline__ void read_wide(float (&to)[V], const T* from, bool is
 
 template <class X, class W, class Y, int ROWS, int COLUMNS, int V, int PIECES>
 __global__ void __launch_bounds__(32 * WARPS, 2)
-product_few_fma(const X* x, const W* w, const float* bias, const Y* other, Y* y, long long M, long long N, long long K,
+gemv_fma(const X* x, const W* w, const float* bias, const Y* other, Y* y, long long M, long long N, long long K,
                 u32 code, u32 a_bits, u32 b_bits) {
     constexpr long long STEP = 32 * V * WARPS;  // from a chunk of a warp to its next
     __shared__ float sums[WARPS][ROWS][COLUMNS];

@@ -11,9 +11,9 @@ from onchip.kernels.chain import end_dtypes, find_chain
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
     NOTHING,
-    NUMBERS,
     Argument,
     Budget,
     Input,
@@ -29,13 +29,13 @@ from onchip.kernels.cuda.common.program import (
 )
 from onchip.kernels.cuda.gemm.residual import Residual, residuals
 from onchip.kernels.cuda.gemm.simt import one_layer, weight_recipes
-from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
+from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor_core
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
@@ -44,7 +44,7 @@ WARPS = 8
 PIECE = 32  # elements of k per chunk, by mma
 BLOCKS = 2  # resident per SM
 FMA_COLUMNS, FMA_PIECES = 4, {1: 4, 4: 2, 8: 1}  # chunks of k in flight, by rows per block
-MOST_ROWS = 128  # with more rows, other kernels read the weights fewer times
+MAX_ROWS = 128  # with more rows, other kernels read the weights fewer times
 # mma, measured with M from 1 to 64, N and K from 128 to 4,096: wait of a warp for 16 rows of x, and the share of L2's
 # peak bandwidth that all blocks reach. Prologue and epilogue are hidden: they overlap adjacent launches.
 ROWS_US, CACHE_SHARE = 0.3, 0.29
@@ -93,7 +93,7 @@ class FewProduct:
         piece, how = (PIECE, "in steps of 16 by mma") if self.by_mma else (32 * self.vector, "in lanes")
         return f"k {how}, {WARPS} warps by turns of {piece}"
 
-    def least_us(self, device: Device) -> float:
+    def min_us(self, device: Device) -> float:
         """Least time: weights once per row tile, rows once per column tile from L2; or the latency of reading rows."""
         rows, columns = self.tile(device.units)
         w_bytes = math.ceil(self.M / rows) * self.N * self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype]
@@ -121,14 +121,14 @@ class FewProduct:
     ) -> KernelLaunch:
         """bias  (N) float32, or Int64(0): none; other: residual (M, N) of y's type, or Int64(0)"""
         rows, columns = self.tile(device.units)
-        given, made = (NUMBERS[dtype] for dtype in self.dtypes)
+        given, made = (ELEMENT_TYPES[dtype] for dtype in self.dtypes)
         computed = PRECISIONS[self.precision]
         if self.by_mma:
             cut = f"{rows // 16}, {columns // 8}, {self.pieces(rows, columns)}"
-            head = f"product_few_mma<{computed.name}, {given}, {made}, {cut}>"
+            head = f"gemv_mma<{computed.name}, {given}, {made}, {cut}>"
         else:
             cut = f"{rows}, {columns}, {self.vector}, {FMA_PIECES[rows] if self.vector == 4 else 4}"
-            head = f"product_few_fma<{given}, {NUMBERS[computed.dtype]}, {made}, {cut}>"
+            head = f"gemv_fma<{given}, {ELEMENT_TYPES[computed.dtype]}, {made}, {cut}>"
         config = LaunchConfig(
             (self.count(device.units), 1, 1), (32 * WARPS, 1, 1), 0, overlaps=device.arch in OVERLAPPING
         )
@@ -160,40 +160,40 @@ class FewLowering:
         return Steps((product.launch(self.device, Input(0), Weight("weight"), bias, Output(0), other),))
 
 
-class ProductFew:
-    name = "product_few"
+class Gemv:
+    name = "gemv"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """One Linear with its activation and surrounding Casts, or with a residual Add, for jobs of few rows."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
-        if chain is None or mlp_tensor.why_not(net, chain, device, job):
+        if chain is None or mlp_tensor_core.why_not(net, chain, device, job):
             return
-        if 0 < job.batch * chain.vectors <= MOST_ROWS:
+        if 0 < job.batch * chain.vectors <= MAX_ROWS:
             chain = one_layer(net, chain)
             for run in residuals(net, start, chain):
                 yield _claim(net, run, device, job)
 
 
 def _claim(net: Network, run: Residual, device: Device, job: Job) -> Claim:
-    chain, price = run.chain, run.price(net)
+    chain, cost = run.chain, run.cost(net)
     (layer,) = chain.layers
     recipes = weight_recipes(layer, job.precision)
     dtypes = end_dtypes(net, chain)
     product = FewProduct(chain.vectors, layer.D_out, layer.D_in, job.precision, dtypes, layer.activation)
     planned = replace(product, M=job.batch * chain.vectors)
     return Claim(
-        kernel=ProductFew.name,
-        label=f"{ProductFew.name}<{run.label}>",
+        kernel=Gemv.name,
+        label=f"{Gemv.name}<{run.label}>",
         nodes=chain.nodes,
-        price=Price(
-            price.row_flop,
-            price.row_bytes,
+        cost=Cost(
+            cost.row_flop,
+            cost.row_bytes,
             sum(made.nbytes for made in recipes.values()),
             precision="" if product.by_mma else "fp32",
             rate=planned.rate(device.units),
-            least_us=planned.least_us(device),
+            min_us=planned.min_us(device),
         ),
         why="few rows: as fast as weights are read",
         recipes=recipes,

@@ -12,9 +12,9 @@
 // IS_WHOLE: rows of x are whole units of k, 16-byte aligned. piece  their alignment in bytes, up to 16
 template <class P, class X, class Y, int BM, int BN, int WM, int WN, int STAGES, bool IS_WHOLE>
 __global__ void __launch_bounds__(32 * WM * WN, (MMA_BLOCKS<P, BM, BN, WM * WN>))
-product_mma(const X* __restrict__ x, const typename P::Number* __restrict__ w, const float* __restrict__ bias, Y* y,
+gemm_mma(const X* __restrict__ x, const typename P::Element* __restrict__ w, const float* __restrict__ bias, Y* y,
             long long M, long long N, long long K, long long pitch, int piece, u32 code, u32 a_bits, u32 b_bits) {
-    using W = typename P::Number;
+    using W = typename P::Element;
     constexpr int THREADS = 32 * WM * WN, DEPTH = MmaSlice<P>::DEPTH;
     extern __shared__ uint4 room[];
     const Place<BM, BN> tile(M, N, blockIdx.x);

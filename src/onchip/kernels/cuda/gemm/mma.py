@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onchip.kernels.chain import Chain, Dense, end_dtypes, forward_price
+from onchip.kernels.chain import Chain, Dense, end_dtypes, forward_cost
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Argument,
     Input,
     Instance,
@@ -34,11 +34,11 @@ from onchip.network.layers import Elementwise
 from onchip.network.recipe import Recipe, as_is
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-# Rate factor on sm_90a, by the tf32 parts of a weight, measured with up to 256 rows: product_wgmma competes there.
+# Rate factor on sm_90a, by the tf32 parts of a weight, measured with up to 256 rows: gemm_sm90 competes there.
 HOPPER_SHARE = {1: 0.6, 2: 1.0}
 
 
@@ -83,10 +83,10 @@ class MmaProduct:
 
     def launch(self, tile: MmaTile, x: Argument, w: Argument, bias: Argument, y: Argument) -> KernelLaunch:
         """bias  (N) float32, or Int64(0): none"""
-        given, made = (NUMBERS[dtype] for dtype in self.dtypes)
+        given, made = (ELEMENT_TYPES[dtype] for dtype in self.dtypes)
         head = f"{PRECISIONS[self.precision].name}, {given}, {made}"
         tiled = f"{tile.template(self.precision, self.dtypes[0])}, {'true' if self.is_whole else 'false'}"
-        program = Program(SOURCE, f"product_mma<{head}, {tiled}>")
+        program = Program(SOURCE, f"gemm_mma<{head}, {tiled}>")
         shared = tile.shared_bytes(self.precision, self.dtypes[0])
         config = LaunchConfig((tile.count(self.M, self.N), 1, 1), (tile.threads, 1, 1), shared)
         sizes = (Int64(self.M), Int64(self.N), Int64(self.K), Int64(self.pitch))
@@ -112,32 +112,32 @@ class MmaLowering:
         return Steps((product.launch(tile, Input(0), Weight("weight"), bias, Output(0)),))
 
 
-class ProductMma:
-    name = "product_mma"
+class GemmMma:
+    name = "gemm_mma"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """One Linear with its activation and surrounding Casts, where it does not fit in mlp_tensor."""
+        """One Linear with its activation and surrounding Casts, where it does not fit in mlp_tensor_core."""
         chain = plain_layer(net, start, device, job)
         if isinstance(chain, Chain):
             yield _claim(net, chain, device, job)
 
 
 def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
-    (layer,), computed, price = chain.layers, PRECISIONS[job.precision], forward_price(net, chain)
+    (layer,), computed, cost = chain.layers, PRECISIONS[job.precision], forward_cost(net, chain)
     product = MmaProduct(
         chain.vectors, layer.D_out, layer.D_in, job.precision, end_dtypes(net, chain), layer.activation
     )
     recipes, is_split, M = _recipes(net, layer, product), computed.parts > 1, max(1, job.batch * product.M)
     share = HOPPER_SHARE[computed.parts] if device.arch == "sm_90a" else 1.0
     return Claim(
-        kernel=ProductMma.name,
-        label=f"{ProductMma.name}<{chain.label}>",
+        kernel=GemmMma.name,
+        label=f"{GemmMma.name}<{chain.label}>",
         nodes=chain.nodes,
-        price=Price(
-            price.row_flop * (3 if is_split else 1),  # 3xTF32
-            price.row_bytes,
+        cost=Cost(
+            cost.row_flop * (3 if is_split else 1),  # 3xTF32
+            cost.row_bytes,
             sum(made.nbytes for made in recipes.values()),
             precision="tf32" if is_split else "",
             rate=share * replace(product, M=M).rate(device.units, scale_of(device, job.precision)),

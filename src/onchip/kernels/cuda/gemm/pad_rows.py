@@ -24,14 +24,14 @@ from onchip.network.recipe import Array, recipe_op
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
-PIECE_BYTES = 16  # padded rows are multiples of this
+CHUNK_BYTES = 16  # padded rows are multiples of this
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
-THREADS, BLOCKS_A_UNIT = 256, 8
+THREADS, BLOCKS_PER_SM = 256, 8
 
 
 def padded(K: int, item_bytes: int) -> int:
     """K elements, padded to whole 16-byte pieces."""
-    return -(-K * item_bytes // PIECE_BYTES) * PIECE_BYTES // item_bytes
+    return -(-K * item_bytes // CHUNK_BYTES) * CHUNK_BYTES // item_bytes
 
 
 @recipe_op
@@ -42,10 +42,10 @@ def padded_rows(weight: Array, K: int) -> Array:
 
 def pad_rows(M: int, row_bytes: int, units: int, x: Argument, y: Argument) -> KernelLaunch:
     """Copies x (M, row_bytes) to y (M, row_bytes padded with zeros)."""
-    word = math.gcd(PIECE_BYTES // 2, row_bytes)
-    pieces = -(-row_bytes // PIECE_BYTES)
+    word = math.gcd(CHUNK_BYTES // 2, row_bytes)
+    pieces = -(-row_bytes // CHUNK_BYTES)
     lanes = min(5, (pieces - 1).bit_length())
-    blocks = min(-(-(M << lanes) // THREADS), units * BLOCKS_A_UNIT)
+    blocks = min(-(-(M << lanes) // THREADS), units * BLOCKS_PER_SM)
     return KernelLaunch(
         Program(SOURCE, f"pad_rows<{WORDS[word]}>"), replace(in_line(blocks), overlaps=True),
         (x, y, Int64(M), Int64(row_bytes // word), Int64(pieces), UInt32(lanes)), Budget(64),

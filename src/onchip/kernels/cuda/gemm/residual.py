@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from onchip.kernels.chain import Chain, forward_price, is_closed
+from onchip.kernels.chain import Chain, forward_cost, is_closed
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Add, Cast
-from onchip.plan.kernel import Price
+from onchip.plan.kernel import Cost
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Residual:
         given = net.by_name[self.chain.nodes[0]].inputs[0]
         return len({given, self.other}) - 1 if self.other else None
 
-    def price(self, net: Network) -> Price:
-        price = forward_price(net, self.chain)
+    def cost(self, net: Network) -> Cost:
+        cost = forward_cost(net, self.chain)
         more = net.types[self.other].row_bytes if self.other_input(net) else 0
-        return replace(price, row_bytes=price.row_bytes + more)
+        return replace(cost, row_bytes=cost.row_bytes + more)
 
 
 def residuals(net: Network, start: int, chain: Chain) -> Iterator[Residual]:

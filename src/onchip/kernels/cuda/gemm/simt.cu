@@ -52,7 +52,7 @@ struct FmaSlice {
 // IS_LONG: K > PART. Only then are there totals, which take as many registers as the partial sums.
 template <class Acc, class X, class Y, int BM, int BN, int TM, int TN, bool IS_LONG>
 __global__ void __launch_bounds__(BM / TM * (BN / TN), IS_LONG ? 1 : 2)
-product_fma(const X* x, const float* w, const float* bias, Y* y, long long M, long long N, long long K, u32 code,
+gemm_simt(const X* x, const float* w, const float* bias, Y* y, long long M, long long N, long long K, u32 code,
             u32 a_bits, u32 b_bits) {
     constexpr int THREADS = BM / TM * (BN / TN);
     // Lanes form a rectangle: a warp reads at most 128 bytes of a slice at a time.

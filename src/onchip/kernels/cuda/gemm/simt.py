@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
+from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_cost
 from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.precision import PRECISIONS, narrowed
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Argument,
     Budget,
     Input,
@@ -29,13 +29,13 @@ from onchip.kernels.cuda.common.program import (
 )
 from onchip.kernels.cuda.conv.direct import DOUBLE_RATE, DOUBLE_TILES, MOST, ConvLowering, Geometry
 from onchip.kernels.cuda.embedding.token_slices import narrow_tables, split_tables, token_slices, token_taps
-from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
+from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor_core
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise, Linear
 from onchip.network.recipe import Array, Recipe, as_is, op_name, recipe_op, transposed
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
 
@@ -81,7 +81,7 @@ def narrow_weight(weight: Array) -> Array:
 
 
 # Recipes that recipes.py computes with these GEMMs and copies: shares of the device's fp32 rate. float64 sums run at
-# half of it where the GPU has that many fp64 units. Tables use product_wgmma on sm_90a: its tensor cores have 12 times
+# half of it where the GPU has that many fp64 units. Tables use gemm_sm90 on sm_90a: its tensor cores have 12 times
 # the fp32 rate in 16 bits and 2.3 times with 3xTF32; some of that is lost.
 MAKES = MappingProxyType({
     op_name(token_tables): 0.75, op_name(merged_weight): 0.2, op_name(as_is): 1.0, op_name(transposed): 1.0,
@@ -118,10 +118,10 @@ class Product:
         tile = self.tile(units)
         TM, TN = tile.cut
         threads = tile.BM // TM * (tile.BN // TN)
-        given, made = (NUMBERS[dtype] for dtype in self.dtypes)
+        given, made = (ELEMENT_TYPES[dtype] for dtype in self.dtypes)
         head = f"{'double' if self.precision == 'fp64' else 'float'}, {given}, {made}"
         is_long = "true" if self.K > PART else "false"
-        program = Program(SOURCE, f"product_fma<{head}, {tile.BM}, {tile.BN}, {TM}, {TN}, {is_long}>")
+        program = Program(SOURCE, f"gemm_simt<{head}, {tile.BM}, {tile.BN}, {TM}, {TN}, {is_long}>")
         config = LaunchConfig((tile.count(self.M, self.N), 1, 1), (threads, 1, 1), 0)
         sizes = (Int64(self.M), Int64(self.N), Int64(self.K))
         arguments = (x, w, bias, y, *sizes, *map(UInt32, activation_words(self.activation)))
@@ -149,8 +149,8 @@ class ProductLowering:
         return Steps((product.launch(self.units, Input(0), Weight("weight"), bias, Output(0)),))
 
 
-class ProductAlone:
-    name = "product"
+class GemmSimt:
+    name = "gemm_simt"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
     makes = MAKES
@@ -169,20 +169,20 @@ class ProductAlone:
 
 
 def plain_layer(net: Network, start: int, device: Device, job: Job) -> Chain | str | None:
-    """The Linear at `start` with its activation and surrounding Casts, where it does not fit in mlp_tensor.
+    """The Linear at `start` with its activation and surrounding Casts, where it does not fit in mlp_tensor_core.
 
-    None: no such layer, or mlp_tensor runs it. A string: the reason for a refusal.
+    None: no such layer, or mlp_tensor_core runs it. A string: the reason for a refusal.
     """
     chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
     if chain is None:
         return None
     one = one_layer(net, chain)
-    if not (why_not := mlp_tensor.why_not(net, chain, device, job)):
-        return one if isinstance(mlp_tensor.make_lowering(net, one, device, job), str) else None
+    if not (why_not := mlp_tensor_core.why_not(net, chain, device, job)):
+        return one if isinstance(mlp_tensor_core.make_lowering(net, one, device, job), str) else None
     # float64 at one end or in the weights: retry without the Casts; the recipes round the weights.
     bare = find_chain(net, start, ACTIVATIONS, most=1)
     can_run = device.arch in ARCHITECTURES and not job.is_training
-    if bare is not None and can_run and set(end_dtypes(net, one := one_layer(net, bare))) <= NUMBERS.keys():
+    if bare is not None and can_run and set(end_dtypes(net, one := one_layer(net, bare))) <= ELEMENT_TYPES.keys():
         return one
     return why_not
 
@@ -199,15 +199,15 @@ def one_layer(net: Network, chain: Chain) -> Chain:
 def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
     (layer,) = chain.layers
     recipes = weight_recipes(layer, "fp32")
-    price = forward_price(net, chain)
+    cost = forward_cost(net, chain)
     product = Product(chain.vectors, layer.D_out, layer.D_in, "fp32", end_dtypes(net, chain), layer.activation)
     return Claim(
-        kernel=ProductAlone.name,
-        label=f"{ProductAlone.name}<{chain.label}>",
+        kernel=GemmSimt.name,
+        label=f"{GemmSimt.name}<{chain.label}>",
         nodes=chain.nodes,
-        price=Price(
-            price.row_flop,
-            price.row_bytes,
+        cost=Cost(
+            cost.row_flop,
+            cost.row_bytes,
             sum(made.nbytes for made in recipes.values()),
             precision="fp32",
             rate=replace(product, M=max(1, job.batch * product.M)).rate(device.units),
@@ -228,15 +228,15 @@ def _double_claim(net: Network, node: Node, device: Device) -> Claim | Refusal:
     sides = (1, x.row_size // K)
     geometry = Geometry(False, K, N, 1, sides, sides, (1, 1), (1, 1), (0, 0), (1, 1))
     if geometry.reach >= MOST:
-        return Refusal(ProductAlone.name, node.name, f"{x} in float64: rows of up to {MOST:,} numbers")
+        return Refusal(GemmSimt.name, node.name, f"{x} in float64: rows of up to {MOST:,} numbers")
     recipes = {"weight": Recipe.of(transposed, (name,), (K, N), "float64", axes=(1, 0))}
     if bias is not None:
         recipes["bias"] = Recipe.of(as_is, (bias,), (N,), "float64")
     weight_bytes = sum(recipe.nbytes for recipe in recipes.values())
     rate = DOUBLE_RATE * max(tile.rate_for(N) for tile in DOUBLE_TILES)
     return Claim(
-        ProductAlone.name, f"{ProductAlone.name}<{K},{N}>", (node.name,),
-        Price(net.row_flop(node), x.row_bytes + y.row_bytes, weight_bytes, precision="fp32", rate=rate),
+        GemmSimt.name, f"{GemmSimt.name}<{K},{N}>", (node.name,),
+        Cost(net.row_flop(node), x.row_bytes + y.row_bytes, weight_bytes, precision="fp32", rate=rate),
         "float64 is multiplied by itself", recipes, order=f"k in order, parts of {PART}",
         reads={node.inputs[0]: Use(is_read_often=True)},
         facts=ConvLowering(geometry, ("float64", "float64"), (True, True), bias is not None, device.units),

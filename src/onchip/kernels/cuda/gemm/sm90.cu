@@ -21,13 +21,13 @@ struct RowLoader : OnePhase {
 };
 
 // Split-K over a cluster (TOGETHER): two blocks per SM, so that blocks of the next kernel fit before this one ends.
-template <class P, class X, class Y, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT, class Act = Activation>
-__global__ void __launch_bounds__(TEAM * (TEAMS + 1), SPLIT == TOGETHER ? 2 : 1)
-product_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias,
+template <class P, class X, class Y, int WARPGROUP_ROWS, int BN, int WARPGROUPS, int STAGES, Split SPLIT, class Act = Activation>
+__global__ void __launch_bounds__(WARPGROUP * (WARPGROUPS + 1), SPLIT == TOGETHER ? 2 : 1)
+gemm_sm90(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias,
               const Y* other, Y* y, long long M, long long N, long long K, u32 box_rows, u32 parts, u32 code,
               u32 a_bits, u32 b_bits) {
     constexpr int DEPTH = Operands<P, X>::DEPTH;
-    multiply_tiles<P, X, TEAM_ROWS, BN, TEAMS, STAGES, SPLIT>(
+    multiply_tiles<P, X, WARPGROUP_ROWS, BN, WARPGROUPS, STAGES, SPLIT>(
         RowLoader{{static_cast<int>((K + DEPTH - 1) / DEPTH)}, x_map, 0}, w_map, bias, RowsOut<Y>{y, M, N, other}, M,
         box_rows, parts, activation_of<Act>(code, a_bits, b_bits));
 }

@@ -13,8 +13,8 @@ from onchip.kernels.chain import Dense, end_dtypes, find_chain
 from onchip.kernels.cuda.common.activation import act_name, activation_words
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_tf32
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     NOTHING,
-    NUMBERS,
     Argument,
     Budget,
     Input,
@@ -31,29 +31,29 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.gemm.pad_rows import PIECE_BYTES, pad_rows, padded, padded_rows
+from onchip.kernels.cuda.gemm.pad_rows import CHUNK_BYTES, pad_rows, padded, padded_rows
 from onchip.kernels.cuda.gemm.residual import Residual, residuals
 from onchip.kernels.cuda.gemm.simt import narrow_weight, one_layer
-from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
+from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor_core
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise
 from onchip.network.recipe import Array, Recipe, as_is, op_name, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
-TEAM, ROWS, LINE, PART = 128, 64, 128, 32  # as in mma/wgmma_tile.cuh
+WARPGROUP, ROWS, LINE, PART = 128, 64, 128, 32  # as in mma/wgmma_tile.cuh
 ALIGN_BYTES = 1024  # of a stage: the TMA swizzle needs it
 SHARED_BYTES = 220 << 10  # for pipeline stages; biases and mbarriers take the rest of a block's limit
-MOST_STAGES = 16
+MAX_STAGES = 16
 # Corrects the mean truncation error of an fp32 partial sum: the tensor cores truncate each of its 12 additions to
 # float32 instead of rounding (mlp/packing.py). In a simulation, sums come out smaller by a relative 2.3e-7.
 UNBIASED = 1 + 2.3e-7
-LEAST_WEIGHTS = 1 << 15  # per layer: fewer stay in shared memory (mlp/tensor_core.py)
-BOX_ROWS = PIECE_BYTES  # row alignment in bytes that TMA requires
+MIN_WEIGHTS = 1 << 15  # per layer: fewer stay in shared memory (mlp/tensor_core.py)
+BOX_ROWS = CHUNK_BYTES  # row alignment in bytes that TMA requires
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class Tile:
     """The tile of y that a block computes, and the expected share of the device's peak rate for a full tile."""
 
     BN: int
-    teams: int  # consumer warpgroups
+    warpgroups: int  # consumer warpgroups
     rate: float
-    team_rows: int = ROWS  # rows per warpgroup; more than ROWS: a transposed tile (swapped wgmma operands)
+    warpgroup_rows: int = ROWS  # rows per warpgroup; more than ROWS: a transposed tile (swapped wgmma operands)
 
     @property
     def height(self) -> int:
-        return self.team_rows * self.teams
+        return self.warpgroup_rows * self.warpgroups
 
     @property
     def is_turned(self) -> bool:
-        return self.team_rows > ROWS
+        return self.warpgroup_rows > ROWS
 
     def count(self, M: int, N: int) -> int:
         return math.ceil(M / self.height) * math.ceil(N / self.BN)
@@ -91,23 +91,23 @@ TILES = (
 # Rate factor of float32 rows that go through registers, by precision: in 3xTF32 three wgmma share the cost of a split.
 THROUGH_REGISTERS = {"fp32": 1.3, "bf16": 0.85, "fp16": 0.85}
 # Most columns of a tile, by accumulators per output; rows that go through registers leave registers for 128 at most.
-MOST_COLUMNS = {1: 256, 2: 128, 3: 64}
+MAX_COLUMNS = {1: 256, 2: 128, 3: 64}
 # Multiply-adds of an SM in 0.8 us, the prologue and epilogue of a tile: 64 x 32 tiles took 1.1 us with one slice of k
 # and 3.4 us with nine.
 IDLE_PRODUCTS = {"fp16": 3.0e6, "bf16": 3.0e6, "tf32": 1.5e6, "fp32": 0.5e6}
 CLUSTER_TILES = Tile(32, 1, 0.35), Tile(64, 1, 0.43), Tile(128, 1, 0.5)  # split-K; the wide ones for direct x only
-MOST_PARTS, LEAST_SLICES = 8, 4  # split-K: parts, slices per part
+MAX_PARTS, MIN_SLICES = 8, 4  # split-K: parts, slices per part
 WORTH_PARTS = 0.95  # split-K must take at most this share of the time without it
 # Measured with M up to 256, N and K from 128 to 4,096: time of a block where every SM has one (prologue and epilogue
 # are hidden: they overlap adjacent launches); of a slice, plus per column, or per byte; of the cluster reduction, per
 # column and per part; and the slowdown of a slice with two blocks per SM.
-CROWD_US, SLICE_US, COLUMN_US, BYTES_A_US = 1.0, 0.106, 0.00085, 98_000
+CROWD_US, SLICE_US, COLUMN_US, BYTES_PER_US = 1.0, 0.106, 0.00085, 98_000
 TOGETHER_COLUMN_US, TOGETHER_PART_US, SHARED_UNIT = 0.025, 0.2, 1.4
 # Estimated slowdown of a slice whose rows go through registers, by the tf32 parts of w.
 SLOWER_SLICE = {1: 1.4, 2: 2.2}
-STORED_BYTES_A_US = 2.9e6  # of y, over all SMs: L2 takes 23 lines per ns
+STORED_BYTES_PER_US = 2.9e6  # of y, over all SMs: L2 takes 23 lines per ns
 # Instructions per flop of an activation, and issued per us and SM: 3.1 us for GELU of 128 x 256.
-INSTRUCTIONS, INSTRUCTIONS_A_US = 0.75, 128 * 1755
+INSTRUCTIONS, INSTRUCTIONS_PER_US = 0.75, 128 * 1755
 
 
 def parts_have_slices(slices: int, parts: int) -> bool:
@@ -132,7 +132,7 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class WgmmaProduct:
+class GemmSm90Lowering:
     """y (M, N) = activation(x (M, K) w^T + bias), w (tf32 parts, N, K)."""
 
     M: int
@@ -181,13 +181,13 @@ class WgmmaProduct:
     def splits_well(self, units: int) -> int:
         """The split-K factor with the least estimated time; 1: no split."""
         alone = replace(self, parts=1)
-        best, least_us = 1, WORTH_PARTS * alone.least_us(units)
+        best, min_us = 1, WORTH_PARTS * alone.min_us(units)
         parts = 2
-        while parts <= MOST_PARTS and self.slices >= parts * LEAST_SLICES:
+        while parts <= MAX_PARTS and self.slices >= parts * MIN_SLICES:
             split = replace(self, parts=parts)
             if parts_have_slices(self.slices, parts) and split.cut(units)[1] == "TOGETHER":
-                us = split.least_us(units)
-                best, least_us = (parts, us) if us < least_us else (best, least_us)
+                us = split.min_us(units)
+                best, min_us = (parts, us) if us < min_us else (best, min_us)
             parts *= 2
         return best
 
@@ -204,7 +204,7 @@ class WgmmaProduct:
                 if self.parts * self.count(tile) <= most:
                     return tile, "TOGETHER"
         sums = PRECISIONS[self.precision].parts + (self.parts > 1)  # accumulators per output
-        most = MOST_COLUMNS[sums] if self.is_direct else min(MOST_COLUMNS[sums], MOST_COLUMNS[2])
+        most = MAX_COLUMNS[sums] if self.is_direct else min(MAX_COLUMNS[sums], MAX_COLUMNS[2])
         tiles = [tile for tile in TILES if most >= tile.BN and (self.turns or not tile.is_turned)]
         return min(tiles, key=lambda tile: self._work(tile, units)), "NONE" if self.parts == 1 else "ALONE"
 
@@ -226,7 +226,7 @@ class WgmmaProduct:
         work = self._work(tile, units) - (self._idle if hides_begin else 0.0)
         return pace * blocks * self.phases * self.M * self.N / (units * work)
 
-    def least_us(self, units: int) -> float:
+    def min_us(self, units: int) -> float:
         """Least time: the slices of a block in sequence, the cluster reduction, the activation, the stores of y."""
         tile, split = self.cut(units)
         precision = PRECISIONS[self.precision]
@@ -235,7 +235,7 @@ class WgmmaProduct:
         x_bytes = min(self.M, tile.height) * LINE * DTYPE_BYTES[self.dtypes[0]] // DTYPE_BYTES[precision.dtype]
         slice_bytes = x_bytes + precision.parts * tile.BN * LINE
         slower = 1.0 if self.is_direct else SLOWER_SLICE[precision.parts]
-        slice_us = max(slower * (SLICE_US + COLUMN_US * tile.BN), slice_bytes / BYTES_A_US)
+        slice_us = max(slower * (SLICE_US + COLUMN_US * tile.BN), slice_bytes / BYTES_PER_US)
         us = CROWD_US * min(1.0, blocks / units)
         if is_together:
             us += TOGETHER_COLUMN_US * tile.BN + TOGETHER_PART_US * self.parts
@@ -244,8 +244,8 @@ class WgmmaProduct:
             us += math.ceil(blocks / units) * self.slices * slice_us
         if self.activation is not None and self.activation.flop_each > 2:
             numbers = math.ceil(blocks / units) * tile.height * tile.BN  # outputs per SM
-            us += numbers * INSTRUCTIONS * self.activation.flop_each / INSTRUCTIONS_A_US
-        return us + self.phases * self.M * self.N * DTYPE_BYTES[self.dtypes[1]] / STORED_BYTES_A_US
+            us += numbers * INSTRUCTIONS * self.activation.flop_each / INSTRUCTIONS_PER_US
+        return us + self.phases * self.M * self.N * DTYPE_BYTES[self.dtypes[1]] / STORED_BYTES_PER_US
 
     def tiling(self, units: int) -> Tiling:
         tile, split = self.cut(units)
@@ -256,12 +256,12 @@ class WgmmaProduct:
         extra = ALIGN_BYTES + (4 * tile.height * (tile.BN + 8) if is_together else 0)  # partial sums of split-K
         extra += tile.height * LINE if tile.is_turned else 0  # staging buffer of the epilogue
         room = SHARED_BYTES // 2 if is_together else SHARED_BYTES  # the next kernel's blocks get the other half
-        stages = min(MOST_STAGES, (room - extra) // stage_bytes)
-        given, made = (NUMBERS[dtype] for dtype in self.dtypes)
-        template = f"{precision.name}, {given}, {made}, {tile.team_rows}, {tile.BN}, {tile.teams}, {stages}"
+        stages = min(MAX_STAGES, (room - extra) // stage_bytes)
+        given, made = (ELEMENT_TYPES[dtype] for dtype in self.dtypes)
+        template = f"{precision.name}, {given}, {made}, {tile.warpgroup_rows}, {tile.BN}, {tile.warpgroups}, {stages}"
         count = self.count(tile)
         config = LaunchConfig(
-            (count * self.parts if is_together else min(units, count), 1, 1), (TEAM * (tile.teams + 1), 1, 1),
+            (count * self.parts if is_together else min(units, count), 1, 1), (WARPGROUP * (tile.warpgroups + 1), 1, 1),
             stages * stage_bytes + extra, overlaps=True, cluster=self.parts if is_together else 1,
         )  # fmt: skip
         return Tiling(template, split, tile, config, min(self.M, tile.height))
@@ -284,7 +284,7 @@ class WgmmaProduct:
             Int64(self.M), Int64(self.N), Int64(self.K), UInt32(tiling.box_rows), UInt32(self.parts),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        program = Program(SOURCE, f"product_wgmma<{tiling.template}, {tiling.split}, {act_name(self.activation)}>")
+        program = Program(SOURCE, f"gemm_sm90<{tiling.template}, {tiling.split}, {act_name(self.activation)}>")
         return KernelLaunch(program, tiling.config, arguments, tiling.budget)
 
 
@@ -317,10 +317,10 @@ class WgmmaLowering:
         x_bytes = DTYPE_BYTES[self.dtypes[0]]
         return padded(self.K, x_bytes) * x_bytes if self.row_bytes % BOX_ROWS else 0
 
-    def product(self, B: int) -> WgmmaProduct:
+    def product(self, B: int) -> GemmSm90Lowering:
         M, K = B * self.vectors, padded(self.K, DTYPE_BYTES[PRECISIONS[self.precision].dtype])
         length = padded(self.K, DTYPE_BYTES[self.dtypes[0]])
-        return WgmmaProduct(M, self.N, K, self.precision, self.dtypes, self.activation, self.parts, length=length)
+        return GemmSm90Lowering(M, self.N, K, self.precision, self.dtypes, self.activation, self.parts, length=length)
 
     def at(self, B: int) -> Steps:
         product = self.product(B)
@@ -339,8 +339,8 @@ class WgmmaLowering:
         )
 
 
-class ProductWgmma:
-    name = "product_wgmma"
+class GemmSm90:
+    name = "gemm_sm90"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
@@ -352,12 +352,12 @@ class ProductWgmma:
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """One Linear with its activation and surrounding Casts, or with a residual Add and the activation after it."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
-        if chain is None or device.arch not in ARCHITECTURES or mlp_tensor.why_not(net, chain, device, job):
+        if chain is None or device.arch not in ARCHITECTURES or mlp_tensor_core.why_not(net, chain, device, job):
             return
         chain = one_layer(net, chain)
         (layer,) = chain.layers
-        is_small = layer.D_in * layer.D_out < LEAST_WEIGHTS
-        if is_small and not isinstance(mlp_tensor.make_lowering(net, chain, device, job), str):
+        is_small = layer.D_in * layer.D_out < MIN_WEIGHTS
+        if is_small and not isinstance(mlp_tensor_core.make_lowering(net, chain, device, job), str):
             return
         for run in residuals(net, start, chain):
             lowering = WgmmaLowering(
@@ -372,7 +372,7 @@ class ProductWgmma:
 
 
 def _claim(net: Network, run: Residual, lowering: WgmmaLowering, job: Job) -> Claim:
-    chain, price = run.chain, run.price(net)
+    chain, cost = run.chain, run.cost(net)
     recipes = weight_recipes(chain.layers[0], job.precision)
     parts = PRECISIONS[job.precision].parts
     label = f"{run.label},{lowering.parts} parts" if lowering.parts > 1 else run.label
@@ -381,18 +381,18 @@ def _claim(net: Network, run: Residual, lowering: WgmmaLowering, job: Job) -> Cl
     order += f", {lowering.parts} parts" if lowering.parts > 1 else ""
     copied = lowering.vectors * (lowering.row_bytes + lowering.copied_bytes) if lowering.copied_bytes else 0
     return Claim(
-        kernel=ProductWgmma.name,
-        label=f"{ProductWgmma.name}<{label}>",
+        kernel=GemmSm90.name,
+        label=f"{GemmSm90.name}<{label}>",
         nodes=chain.nodes,
-        price=Price(
-            price.row_flop * (3 if parts > 1 else 1),  # 3xTF32
-            price.row_bytes,
+        cost=Cost(
+            cost.row_flop * (3 if parts > 1 else 1),  # 3xTF32
+            cost.row_bytes,
             sum(made.nbytes for made in recipes.values()),
             launches=2 if copied else 1,
-            turned_bytes=copied,
+            transposed_bytes=copied,
             precision="tf32" if parts > 1 else "",
             rate=lowering.product(max(1, job.batch)).rate(lowering.units, hides_begin=True),
-            least_us=lowering.product(max(1, job.batch)).least_us(lowering.units),
+            min_us=lowering.product(max(1, job.batch)).min_us(lowering.units),
         ),
         why="tensor cores, a tile a block",
         recipes=recipes,
@@ -438,7 +438,7 @@ def tf32_weight(weight: Array) -> Array:
 def _instance(
     name: str, M: int, N: int, K: int, precision: str, dtypes: tuple[str, str] = ("float32", "float32"), parts: int = 1
 ) -> Instance:
-    product, nothing = WgmmaProduct(M, N, K, precision, dtypes, parts=parts), Input(0)
+    product, nothing = GemmSm90Lowering(M, N, K, precision, dtypes, parts=parts), Input(0)
     return Instance(name, lambda device: product.launch(device.units, nothing, nothing, Int64(0), Int64(0)))
 
 

@@ -31,12 +31,12 @@ from onchip.network.layers import Concat, Interleave
 from onchip.network.layers.base import row_axis
 from onchip.network.types import DTYPE_BYTES, TensorType
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST, has_channels, lying
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, has_channels, stored_type
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, TOGETHER, BLOCKS_A_UNIT = 256, 4, 8
+THREADS, TOGETHER, BLOCKS_PER_SM = 256, 4, 8
 MOST = 8  # values per launch
 NOWHERE = (1 << 32) - 1  # start of an absent value
 
@@ -114,7 +114,7 @@ class InterleaveLowering:
 
     def _launch(self, parts: Sequence[Part], B: int) -> KernelLaunch:
         most = max(part.count(B) for part in parts)
-        blocks = min(-(-most // (THREADS * TOGETHER)), -(-self.units * BLOCKS_A_UNIT // len(parts)))
+        blocks = min(-(-most // (THREADS * TOGETHER)), -(-self.units * BLOCKS_PER_SM // len(parts)))
         missing = MOST - len(parts)
         values = Struct(
             (*(Input(part.operand) for part in parts), *[Int64(0)] * missing),
@@ -125,8 +125,8 @@ class InterleaveLowering:
         return KernelLaunch(program, in_line(blocks * len(parts)), arguments, Budget(registers=64))
 
 
-class WeaveAlone:
-    name = "weave"
+class ConcatKernel:
+    name = "concat"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
@@ -139,14 +139,14 @@ class WeaveAlone:
             return
         y = net.types[node.name]
         launches = math.ceil(len(node.inputs) / MOST)
-        price = Price(0, 2 * y.row_bytes, launches=launches)
+        cost = Cost(0, 2 * y.row_bytes, launches=launches)
         label = f"{self.name}<{node.layer.kind},{len(node.inputs)}>"
         for is_last in (False, True) if _has_channels(net, node) else (False,):
             yield Claim(
-                self.name, label, (node.name,), price, f"{len(node.inputs)} values, up to {MOST} a launch",
+                self.name, label, (node.name,), cost, f"{len(node.inputs)} values, up to {MOST} a launch",
                 facts=_lowering(net, node, is_last, device),
                 reads={value: Use(CHANNELS_LAST) for value in node.inputs} if is_last else {},
-                gives={node.name: CHANNELS_LAST} if is_last else {},
+                writes={node.name: CHANNELS_LAST} if is_last else {},
             )  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def _lowering(net: Network, node: Node, is_last: bool, device: Device) -> Concat
 
 
 def _lie(given: TensorType, is_last: bool) -> tuple[int, ...]:
-    return lying(given, CHANNELS_LAST).row_shape if is_last else given.row_shape
+    return stored_type(given, CHANNELS_LAST).row_shape if is_last else given.row_shape
 
 
 def _pair(sizes: tuple[int, ...], first: int = 1) -> tuple[int, int]:

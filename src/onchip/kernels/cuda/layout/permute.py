@@ -11,8 +11,8 @@ from pathlib import Path
 from onchip.kernels.cuda.common.fast_divide import MOST, divider, index_of, parts
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Argument,
     Budget,
     Input,
@@ -30,19 +30,19 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import Cast, Permute
 from onchip.network.types import DTYPE_BYTES, TensorType
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, stored_type
 
 ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")
 # A copy depends on the element size only, not on the dtype.
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long", 16: "uint4"}
-THREADS, TOGETHER, BLOCKS_A_UNIT = 256, 4, 8
-TILE, SLOTS, MOST_LINES = 4096, 4160, 1024  # per tile: elements, slots, lines or columns
+THREADS, TOGETHER, BLOCKS_PER_SM = 256, 4, 8
+TILE, SLOTS, MAX_LINES = 4096, 4160, 1024  # per tile: elements, slots, lines or columns
 SIDE, SMALL = 64, 2048  # preferred tile side; longest row of permute_small
-MOST_BLOCKS = 1 << 20  # one tile or chunk per block, several beyond this
-MOST_AXES, MOST_TOGETHER = 6, 4  # per array; per strided index
-MOST_CHANNELS = 4  # of permute_few
+MAX_BLOCKS = 1 << 20  # one tile or chunk per block, several beyond this
+MAX_AXES, MAX_TOGETHER = 6, 4  # per array; per strided index
+MAX_CHANNELS = 4  # of permute_few
 
 
 def permute(
@@ -59,7 +59,7 @@ def permute(
     is_aligned  x and y are 16-byte aligned; required if the last axis stays last
     """
     shape, axes = merge_axes(shape, axes)
-    assert len(shape) <= MOST_AXES, f"{len(shape)} axes move apart, at most {MOST_AXES} can"
+    assert len(shape) <= MAX_AXES, f"{len(shape)} axes move apart, at most {MAX_AXES} can"
     if not axes or axes[-1] == len(axes) - 1:
         is_narrow = bool(axes) and shape[-1] * DTYPE_BYTES[dtypes[0]] % 8 != 0
         if is_narrow and _has_small_rows(shape, axes):
@@ -80,7 +80,7 @@ def _rows(
 ) -> KernelLaunch:
     """permute_rows(x, y, count, n1..n5, s0..s4)"""
     given, made = dtypes
-    names = NUMBERS.get(given, ""), NUMBERS.get(made, "")
+    names = ELEMENT_TYPES.get(given, ""), ELEMENT_TYPES.get(made, "")
     if given == made:  # the widest words that divide a contiguous run
         word = math.gcd(16, DTYPE_BYTES[given] * (shape[-1] if shape else 1))
         names = (WORDS[word],) * 2
@@ -89,14 +89,14 @@ def _rows(
         shape, axes = (shape[0], 1), (0, 1)
     strides = _steps(shape)
     first, *others = axes
-    missing = (1,) * (MOST_AXES - len(axes))
+    missing = (1,) * (MAX_AXES - len(axes))
     sizes = (*missing, *(shape[axis] for axis in others))
     steps = (strides[first], *missing, *(strides[axis] for axis in others))
     count = math.prod(shape)
     program = Program(SOURCE, f"permute_rows<{', '.join(names)}, {index_of(count)}>")
     arguments = (x, y, Int64(count), *map(divider, sizes), *map(Int64, steps[:-1]))
     return KernelLaunch(
-        program, in_line(min(-(-count // (THREADS * TOGETHER)), units * BLOCKS_A_UNIT)), arguments, Budget(registers=80)
+        program, in_line(min(-(-count // (THREADS * TOGETHER)), units * BLOCKS_PER_SM)), arguments, Budget(registers=80)
     )
 
 
@@ -110,19 +110,19 @@ def _few(
     is_behind = shape[-2] < shape[-1]
     K, pixels = sorted(shape[-2:])
     across, rest = divmod(pixels * item_bytes, 16)
-    if K > MOST_CHANNELS or rest or across >= MOST:
+    if K > MAX_CHANNELS or rest or across >= MOST:
         return None
     groups = across * math.prod(shape[:-2])
     names = f"{WORDS[item_bytes]}, {index_of(groups)}, {K}, {str(is_behind).lower()}"
     return KernelLaunch(
-        Program(SOURCE, f"permute_few<{names}>"), in_line(min(-(-groups // THREADS), MOST_BLOCKS)),
+        Program(SOURCE, f"permute_few<{names}>"), in_line(min(-(-groups // THREADS), MAX_BLOCKS)),
         (x, y, Int64(groups), divider(across)), Budget(registers=48, spill_bytes=24),  # sm_90 does not spill
     )  # fmt: skip
 
 
 def _has_small_rows(shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
     """Whether short rows keep their order and are permuted one by one."""
-    return 1 < len(axes) <= 1 + MOST_TOGETHER and axes[0] == 0 and math.prod(shape[1:]) <= SMALL
+    return 1 < len(axes) <= 1 + MAX_TOGETHER and axes[0] == 0 and math.prod(shape[1:]) <= SMALL
 
 
 def _small(
@@ -134,7 +134,7 @@ def _small(
     steps = _steps(shape)
     inner = _axes([(shape[axis], steps[axis]) for axis in axes[1:]])
     return KernelLaunch(
-        Program(SOURCE, f"permute_small<{', '.join(_numbers(dtypes))}>"), in_line(min(-(-count // chunk), MOST_BLOCKS)),
+        Program(SOURCE, f"permute_small<{', '.join(_numbers(dtypes))}>"), in_line(min(-(-count // chunk), MAX_BLOCKS)),
         (x, y, Int64(count), UInt32(chunk), parts(size), inner), Budget(registers=64),
     )  # fmt: skip
 
@@ -165,7 +165,7 @@ def _tiles(
         _axes([(shape[axis], in_x[axis]) for axis in outer]), _axes([(shape[axis], in_y[axis]) for axis in outer]),
     )  # fmt: skip
     program = Program(SOURCE, f"permute_tiles<{names}, {index_of(max(tiles, Na + R, Nb + C))}, {VX}, {VY}>")
-    return KernelLaunch(program, in_line(min(tiles, MOST_BLOCKS)), arguments, Budget(registers=80))
+    return KernelLaunch(program, in_line(min(tiles, MAX_BLOCKS)), arguments, Budget(registers=80))
 
 
 def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[list[int], list[int]]:
@@ -178,7 +178,7 @@ def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[list[int], l
     while True:
         sizes = [math.prod(shape[axis] for axis in group) for group in groups]
         for i in sorted(range(2), key=lambda i: sizes[i]):
-            is_free = bool(orders[i]) and orders[i][-1] not in groups[1 - i] and len(groups[i]) < MOST_TOGETHER
+            is_free = bool(orders[i]) and orders[i][-1] not in groups[1 - i] and len(groups[i]) < MAX_TOGETHER
             if sizes[i] < SIDE and is_free:
                 groups[i].insert(0, orders[i].pop())
                 break
@@ -190,9 +190,9 @@ def box_for(Na: int, Nb: int) -> tuple[int, int]:
     """Lines and columns per tile: square unless one is short; sized so that the last tile is not nearly empty."""
     R, C = min(SIDE, Na), min(SIDE, Nb)
     if C < SIDE:
-        R = min(TILE // C, SLOTS // (C | 1), MOST_LINES) // 8 * 8
+        R = min(TILE // C, SLOTS // (C | 1), MAX_LINES) // 8 * 8
     elif R < SIDE:
-        C = min(TILE // R, SLOTS // R - 1, MOST_LINES) // 8 * 8
+        C = min(TILE // R, SLOTS // R - 1, MAX_LINES) // 8 * 8
     return _evenly(Na, R), _evenly(Nb, C)
 
 
@@ -203,7 +203,7 @@ def _evenly(N: int, most: int) -> int:
 
 def _numbers(dtypes: tuple[str, str]) -> tuple[str, str]:
     given, made = dtypes
-    return (WORDS[DTYPE_BYTES[given]],) * 2 if given == made else (NUMBERS[given], NUMBERS[made])
+    return (WORDS[DTYPE_BYTES[given]],) * 2 if given == made else (ELEMENT_TYPES[given], ELEMENT_TYPES[made])
 
 
 def _steps(shape: Sequence[int]) -> list[int]:
@@ -214,7 +214,7 @@ def _steps(shape: Sequence[int]) -> list[int]:
 def _axes(axes: Sequence[tuple[int, int]]) -> Struct:
     """`Axes` of layout/permute.cu, from (size, stride) pairs. The first may have any size."""
     first, *others = axes or [(1, 0)]
-    missing = [(1, 0)] * (MOST_TOGETHER - 1 - len(others))
+    missing = [(1, 0)] * (MAX_TOGETHER - 1 - len(others))
     sizes = b"".join(divider(size).data for size, _ in (*missing, *others))
     steps = (first[1], *(step for _, step in (*missing, *others)))
     return Struct((), sizes + struct.pack("<I4q", len(axes) <= 1, *steps))
@@ -249,7 +249,7 @@ class PermuteLowering:
         return Steps((permute(self.dtypes, shape, self.axes, self.units, Input(0), Output(0)),))
 
 
-class PermuteAlone:
+class PermuteKernel:
     name = "permute"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
@@ -263,8 +263,8 @@ class PermuteAlone:
         if not isinstance(node.layer, Permute):
             return
         x = net.types[node.inputs[0]]
-        if device.arch not in ARCHITECTURES or len(merge_axes((2, *x.row_shape), node.layer.axes)[0]) > MOST_AXES:
-            why = f"moves up to {MOST_AXES} axes on {', '.join(ARCHITECTURES)}"
+        if device.arch not in ARCHITECTURES or len(merge_axes((2, *x.row_shape), node.layer.axes)[0]) > MAX_AXES:
+            why = f"moves up to {MAX_AXES} axes on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
         label, why = f"{self.name}<{','.join(map(str, node.layer.axes))}>", "one layer by itself"
@@ -272,7 +272,7 @@ class PermuteAlone:
             self.name,
             label,
             (node.name,),
-            Price(0, 2 * x.row_bytes),
+            Cost(0, 2 * x.row_bytes),
             why,
             facts=PermuteLowering((x.dtype, x.dtype), x.row_shape, node.layer.axes, device.units),
         )
@@ -281,22 +281,22 @@ class PermuteAlone:
         """A Cast that also changes the layout, in one pass."""
         (value,) = node.inputs
         x, y = net.types[value], net.types[node.name]
-        if not {x.dtype, y.dtype} <= NUMBERS.keys() or not has_channels(x) or device.arch not in ARCHITECTURES:
+        if not {x.dtype, y.dtype} <= ELEMENT_TYPES.keys() or not has_channels(x) or device.arch not in ARCHITECTURES:
             return
         for given, wanted in ((ROWS, CHANNELS_LAST), (CHANNELS_LAST, ROWS)):
             at_end = value in net.inputs if given == CHANNELS_LAST else not net.readers(node.name)
             if not at_end:  # network inputs and outputs stay row-major
                 yield Claim(
-                    self.name, f"{self.name}<{wanted},{y.dtype}>", (node.name,), Price(0, x.row_bytes + y.row_bytes),
+                    self.name, f"{self.name}<{wanted},{y.dtype}>", (node.name,), Cost(0, x.row_bytes + y.row_bytes),
                     f"{value} lies in {given}", facts=_conversion(x, given, y.dtype, device),
-                    reads={value: Use(given)}, gives={} if wanted == ROWS else {node.name: wanted},
+                    reads={value: Use(given)}, writes={} if wanted == ROWS else {node.name: wanted},
                 )  # fmt: skip
 
     def conversion(self, net: Network, value: str, given: str, wanted: str, device: Device, job: Job) -> Claim | None:
         x = net.types[value]
         return Claim(
-            self.name, f"{self.name}<{wanted}>", (), Price(0, 2 * x.row_bytes), f"{value} lies in {given}",
-            facts=_conversion(x, given, x.dtype, device), reads={value: Use(given)}, gives={value: wanted},
+            self.name, f"{self.name}<{wanted}>", (), Cost(0, 2 * x.row_bytes), f"{value} lies in {given}",
+            facts=_conversion(x, given, x.dtype, device), reads={value: Use(given)}, writes={value: wanted},
         )  # fmt: skip
 
 
@@ -304,7 +304,7 @@ def _conversion(x: TensorType, given: str, dtype: str, device: Device) -> Permut
     """Conversion from layout `given` to the other one."""
     to_last = (0, *range(2, len(x.shape)), 1)
     return PermuteLowering(
-        (x.dtype, dtype), lying(x, given).row_shape, to_last if given == ROWS else _turned(to_last), device.units
+        (x.dtype, dtype), stored_type(x, given).row_shape, to_last if given == ROWS else _turned(to_last), device.units
     )
 
 

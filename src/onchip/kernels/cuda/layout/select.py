@@ -26,19 +26,19 @@ from onchip.kernels.cuda.common.program import (
     in_line,
 )
 from onchip.kernels.cuda.layout.permute import WORDS
-from onchip.kernels.selection import may_turn, tables_for
+from onchip.kernels.selection import may_be_nhwc, tables_for
 from onchip.network.graph import Network
 from onchip.network.layers import LAYERS, Selection
 from onchip.network.recipe import Array, Attribute, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES, numpy_dtype
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, TOGETHER, BLOCKS_A_UNIT, WAVES = 256, 4, 8, 8
-MOST_WORDS = 1 << 31  # per row of x
+THREADS, TOGETHER, BLOCKS_PER_SM, WAVES = 256, 4, 8, 8
+MAX_WORDS = 1 << 31  # per row of x
 
 
 @recipe_op
@@ -73,11 +73,11 @@ class SelectLowering:
         arguments = (
             Input(0), Weight("places"), Output(0), Int64(count), Int64(self.x_row), axes, Struct((), self.fill),
         )  # fmt: skip
-        blocks = min(-(-count // (THREADS * TOGETHER)), self.units * BLOCKS_A_UNIT * WAVES)
+        blocks = min(-(-count // (THREADS * TOGETHER)), self.units * BLOCKS_PER_SM * WAVES)
         return Steps((KernelLaunch(program, in_line(blocks), arguments, Budget(registers=64, spill_bytes=16)),))
 
 
-class SelectAlone:
+class SelectKernel:
     name = "select"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # a copy
@@ -88,13 +88,13 @@ class SelectAlone:
         if not isinstance(layer, Selection) or job.is_training:
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
-        if device.arch not in ARCHITECTURES or x.row_size >= MOST_WORDS:
-            why = f"takes rows of fewer than {MOST_WORDS:,} numbers on {', '.join(ARCHITECTURES)}"
+        if device.arch not in ARCHITECTURES or x.row_size >= MAX_WORDS:
+            why = f"takes rows of fewer than {MAX_WORDS:,} numbers on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
         item_bytes, given = DTYPE_BYTES[x.dtype], tuple(sorted(layer.attributes().items()))
         fill = np.full(16 // item_bytes, layer.fill).astype(numpy_dtype(x.dtype)).tobytes()
-        for layout in (ROWS, CHANNELS_LAST) if may_turn(net, node) else (ROWS,):
+        for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc(net, node) else (ROWS,):
             made = tables_for(layer, x.row_shape, layout)
             word_bytes = math.gcd(16, made.run * item_bytes)
             word = word_bytes // item_bytes
@@ -105,9 +105,9 @@ class SelectAlone:
             )  # fmt: skip
             yield Claim(
                 self.name, f"{self.name}<{layer.kind}>", (node.name,),
-                Price(0, min(x.row_bytes, y.row_bytes) + y.row_bytes, recipe.nbytes), "one layer by itself",
+                Cost(0, min(x.row_bytes, y.row_bytes) + y.row_bytes, recipe.nbytes), "one layer by itself",
                 {"places": recipe}, reads={node.inputs[0]: Use(layout)} if layout != ROWS else {},
-                gives={node.name: layout} if layout != ROWS else {},
+                writes={node.name: layout} if layout != ROWS else {},
                 facts=SelectLowering(
                     made.outer, made.x_row // word, (n1, n2, n3), made.run // word, word_bytes, fill, device.units
                 ),

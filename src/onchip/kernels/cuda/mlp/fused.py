@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from onchip.errors import PlanError
-from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
+from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_cost
 from onchip.kernels.cuda.common.activation import cpp_name
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Budget,
     Input,
     Instance,
@@ -32,20 +32,20 @@ from onchip.kernels.cuda.common.program import (
     Steps,
     Weight,
 )
-from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
+from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor_core
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.build import mlp
 from onchip.network.graph import Network
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 
 ROWS = (32, 16, 8)  # rows per warp tile, best first: taller tiles reuse each loaded weight more often
 # Not 16 warps: 128 registers per thread are too few for 8 x 8 tiles (sm_90a spills).
-MOST_WARPS = 12
+MAX_WARPS = 12
 PART = 128  # K elements per partial sum; longer K needs a second set of accumulators, hence smaller tiles
 _MANY = 1 << 20  # rows that fill any GPU; used to check instances without a device
 FEWEST_WARPS = 4  # one per warp scheduler of an SM; fewer only if nothing else fits
@@ -97,18 +97,18 @@ class MlpFused:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """Claim the longest prefix of the chain that fits (fp32), or a layer too large for mlp_tensor (others)."""
-        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=mlp_tensor.MOST_LAYERS)
+        """Claim the longest prefix of the chain that fits (fp32), or a layer too large for mlp_tensor_core (others)."""
+        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=mlp_tensor_core.MAX_LAYERS)
         if chain is None:
             return
         told, is_fp32 = "", job.precision == "fp32"
         part = chain.first(max(1, fitting_layers(chain, device.fast_bytes)) if is_fp32 else 1)
-        why_not = mlp_tensor.why_not(net, part, device, job)
+        why_not = mlp_tensor_core.why_not(net, part, device, job)
         if why_not and len(part.layers) > 1:  # a later layer may be the cause
             part = chain.first(1)
-            why_not = mlp_tensor.why_not(net, part, device, job)
+            why_not = mlp_tensor_core.why_not(net, part, device, job)
         if not is_fp32 and not why_not:
-            tried = mlp_tensor.make_lowering(net, part, device, job)
+            tried = mlp_tensor_core.make_lowering(net, part, device, job)
             if not isinstance(tried, str):
                 return
             told = f"; in fp32: for {job.precision} it {tried}"
@@ -120,7 +120,7 @@ class MlpFused:
 
 
 def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, B: int, told: str) -> Claim:
-    used, price = shared_bytes(chain, tiling), forward_price(net, chain)
+    used, cost = shared_bytes(chain, tiling), forward_cost(net, chain)
     count = max(1, B * chain.vectors)
     tiles = -(-count // tiling.rows)  # a warp computes full tiles, padding rows included
     busy = min(tiling.warps, tiles / device.units) / FEWEST_WARPS  # warps per scheduler
@@ -129,13 +129,13 @@ def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, B: int, t
         kernel=MlpFused.name,
         label=f"{MlpFused.name}<{chain.label}>",
         nodes=chain.nodes,
-        price=Price(
-            price.row_flop,
-            price.row_bytes,
-            price.fixed_bytes,
+        cost=Cost(
+            cost.row_flop,
+            cost.row_bytes,
+            cost.fixed_bytes,
             precision="fp32",
             rate=rate,
-            least_us=device.unit_read_us(price.fixed_bytes),
+            min_us=device.unit_read_us(cost.fixed_bytes),
         ),
         why=_why(chain, tiling, used, device) + told,
         recipes={"weights": pack_recipe(chain, tiling)},
@@ -207,12 +207,12 @@ def choose_tiling(chain: Chain, limit_bytes: int) -> Tiling | None:
     heights = ROWS if max(layer.D_in for layer in chain.layers) <= PART else ROWS[1:]
     for rows in heights:
         staged = 4 * sum(layer_floats(layer, rows) for layer in chain.layers)
-        warps = min(MOST_WARPS, (limit_bytes - staged) // warp_bytes(chain, rows))
+        warps = min(MAX_WARPS, (limit_bytes - staged) // warp_bytes(chain, rows))
         if warps >= FEWEST_WARPS:
             return Tiling(rows, warps, (True,) * len(chain.layers))
     for rows in heights:
         each = warp_bytes(chain, rows)
-        warps = min(MOST_WARPS, limit_bytes // each)
+        warps = min(MAX_WARPS, limit_bytes // each)
         if warps >= FEWEST_WARPS or (rows == ROWS[-1] and warps > 0):
             return Tiling(rows, warps, _resident(chain, rows, limit_bytes - warps * each))
     return None
@@ -238,7 +238,7 @@ def name_expression(chain: Chain, dtypes: tuple[str, str], tiling: Tiling) -> st
         for a, here in zip(chain.layers, tiling.resident, strict=True)
     )
     floats = sum(layer_floats(layer, tiling.rows) for layer in chain.layers)
-    numbers = ", ".join(NUMBERS[dtype] for dtype in dtypes)
+    numbers = ", ".join(ELEMENT_TYPES[dtype] for dtype in dtypes)
     head = f"{tiling.rows}, {tiling.warps}, {floats}, {shared_bytes(chain, tiling)}"
     return f"mlp_fused<{numbers}, {head}, {chain.normaliser or 'NoNormaliser'}, {', '.join(layers)}>"
 

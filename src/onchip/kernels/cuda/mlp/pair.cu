@@ -15,43 +15,43 @@
 #include "common/epilogue.cuh"
 #include "mma/wgmma.cuh"
 
-constexpr int TEAM = 128, TEAMS = 2, ROWS = 64;  // threads, consumer warpgroups, rows (or hidden columns) per tile
+constexpr int WARPGROUP = 128, WARPGROUPS = 2, ROWS = 64;  // threads, consumer warpgroups, rows (or hidden columns) per tile
 constexpr int DEPTH = 64, LINE = 128;            // elements, and bytes, of k per TMA tile
 constexpr int BOX = ROWS * LINE;                 // bytes of 64 lines
 constexpr int STAGE = 4 * BOX;                   // 64 hidden columns x 256 of k, or 256 columns x 64 hidden ones
 
 // F  the first activation, compiled in: a call would stall the tensor cores
 template <class P, class Y, int BN, int STAGES, class F>
-__global__ void __launch_bounds__(TEAM * (TEAMS + 1), 1)
+__global__ void __launch_bounds__(WARPGROUP * (WARPGROUPS + 1), 1)
 mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap u_map,
          const __grid_constant__ TensorMap w_map, const float* a, const float* b, Y* y, long long M, u32 K, u32 H,
          u32 N, u32 box_rows, u32 g_code, u32 g_a, u32 g_b) {
-    using X = typename P::Number;
+    using X = typename P::Element;
     extern __shared__ uint4 room[];
-    __shared__ Signal rows_there, full[STAGES], empty[STAGES], your_turn[TEAMS];
+    __shared__ Signal rows_there, full[STAGES], empty[STAGES], your_turn[WARPGROUPS];
     __shared__ __align__(16) float shifts[BN];
     char* const x_room = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
     const int slices = static_cast<int>((K + DEPTH - 1) / DEPTH), pieces = (slices + 3) / 4;  // stages of u per chunk
-    char* const stages = x_room + slices * TEAMS * BOX;
-    const int team = threadIdx.x / TEAM;
+    char* const stages = x_room + slices * WARPGROUPS * BOX;
+    const int warpgroup = threadIdx.x / WARPGROUP;
     let_next_begin();
     if (threadIdx.x == 0) {
         rows_there.init(1);
-        for (int i = 0; i < TEAMS; ++i) your_turn[i].init(4);
+        for (int i = 0; i < WARPGROUPS; ++i) your_turn[i].init(4);
         for (int s = 0; s < STAGES; ++s) {
             full[s].init(1);
-            empty[s].init(4 * TEAMS);
+            empty[s].init(4 * WARPGROUPS);
         }
         show_signals();
     }
-    for (int i = threadIdx.x; i < BN; i += TEAM * (TEAMS + 1)) shifts[i] = b != nullptr && i < N ? b[i] : 0.0f;
+    for (int i = threadIdx.x; i < BN; i += WARPGROUP * (WARPGROUPS + 1)) shifts[i] = b != nullptr && i < N ? b[i] : 0.0f;
     __syncthreads();
-    const long long m = static_cast<long long>(blockIdx.x) * (ROWS * TEAMS);
+    const long long m = static_cast<long long>(blockIdx.x) * (ROWS * WARPGROUPS);
     const int count = static_cast<int>((H + ROWS - 1) / ROWS);  // chunks of H
 
-    if (team == TEAMS) {
+    if (warpgroup == WARPGROUPS) {
         keep_registers<40>();
-        if (threadIdx.x % TEAM != 0) return;
+        if (threadIdx.x % WARPGROUP != 0) return;
         const int turns = count * (pieces + 1);
         const auto load = [&](int turn) {
             const int s = turn % STAGES, piece = turn % (pieces + 1), hidden = turn / (pieces + 1) * ROWS;
@@ -71,7 +71,7 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
         wait_for_kernel_before();
         rows_there.arrive_expecting(slices * box_rows * LINE);
         for (int i = 0; i < slices; ++i)
-            load_box(x_room + i * TEAMS * BOX, x_map, rows_there, i * DEPTH, static_cast<int>(m));
+            load_box(x_room + i * WARPGROUPS * BOX, x_map, rows_there, i * DEPTH, static_cast<int>(m));
         for (int turn = ahead; turn < turns; ++turn) {
             empty[turn % STAGES].wait(turn / STAGES % 2 ^ 1);
             load(turn);
@@ -80,8 +80,8 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
     }
 
     take_registers<232>();
-    const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    const u32 x_at = shared_address(x_room) + team * BOX;
+    const int warp = threadIdx.x % WARPGROUP / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const u32 x_at = shared_address(x_room) + warpgroup * BOX;
     const auto stage_of = [&](int turn) {  // waits until its TMA tiles have landed
         full[turn % STAGES].wait(turn / STAGES % 2);
         return shared_address(stages + turn % STAGES * STAGE);
@@ -108,7 +108,7 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
             const bool is_there = a != nullptr && hidden + 8 * j < H;  // H is even
             shift[j] = is_there ? *reinterpret_cast<const float2*>(a + hidden + 8 * j) : float2{0.0f, 0.0f};
         }
-        if (team + chunk > 0) your_turn[team].wait((team + chunk + 1) % 2);
+        if (warpgroup + chunk > 0) your_turn[warpgroup].wait((warpgroup + chunk + 1) % 2);
         if (chunk > 0) multiply(chunk - 1);
         u32 u_at = 0;
         for (int slice = 0; slice < slices; ++slice) {
@@ -116,11 +116,11 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
             begin_products();
 #pragma unroll
             for (int step = 0; step < DEPTH / 16; ++step)
-                Wgmma<P, ROWS>::add(made, mixed_tile(x_at + slice * TEAMS * BOX + 32 * step),
+                Wgmma<P, ROWS>::add(made, mixed_tile(x_at + slice * WARPGROUPS * BOX + 32 * step),
                                     mixed_tile(u_at + 32 * step), slice > 0 || step > 0);
             end_products();
         }
-        if (threadIdx.x % 32 == 0) your_turn[1 - team].arrive();
+        if (threadIdx.x % 32 == 0) your_turn[1 - warpgroup].arrive();
         wait_for_products<0>();
         if (chunk > 0) give_back(turn - 1);
         for (int piece = 0; piece < pieces; ++piece) give_back(turn + piece);
@@ -137,5 +137,5 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
     wait_for_products<0>();
 
     const Activation last = activation_of<Activation>(g_code, g_a, g_b);
-    finish_rows<BN>(sums, RowsOut<Y>{y, M, N}, shifts, m + ROWS * team + 16 * warp + g, 0, q, last);
+    finish_rows<BN>(sums, RowsOut<Y>{y, M, N}, shifts, m + ROWS * warpgroup + 16 * warp + g, 0, q, last);
 }

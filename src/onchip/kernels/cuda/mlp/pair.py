@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
+from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_cost
 from onchip.kernels.cuda.common.activation import activation_words, cpp_name
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
-    NUMBERS,
+    ELEMENT_TYPES,
     Argument,
     Budget,
     Input,
@@ -28,20 +28,20 @@ from onchip.kernels.cuda.common.program import (
     Weight,
 )
 from onchip.kernels.cuda.gemm.sm90 import ALIGN_BYTES, BOX_ROWS, multiplied_weight
-from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor
+from onchip.kernels.cuda.mlp import tensor_core as mlp_tensor_core
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.network.graph import Network
 from onchip.network.layers import Elementwise
 from onchip.network.recipe import Recipe, as_is
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
-TEAM, TEAMS, ROWS, LINE = 128, 2, 64, 128  # same as in the .cu file
-HEIGHT = TEAMS * ROWS  # rows per block
-STAGE_BYTES, MOST_STAGES = 4 * ROWS * LINE, 6
+WARPGROUP, WARPGROUPS, ROWS, LINE = 128, 2, 64, 128  # same as in the .cu file
+HEIGHT = WARPGROUPS * ROWS  # rows per block
+STAGE_BYTES, MAX_STAGES = 4 * ROWS * LINE, 6
 SHARED_BYTES = 225 << 10  # for x and the stages; mbarriers and biases use the rest of the block's limit
 COLUMNS = 64, 128, 256  # columns of y per block: the accumulator widths
 # Fixed time per block, then per chunk of H by slices of k and by columns. The total is measured with 256-1024-256 over
@@ -80,7 +80,7 @@ class Pair:
 
     @property
     def stages(self) -> int:
-        return min(MOST_STAGES, (SHARED_BYTES - ALIGN_BYTES - self.x_bytes) // STAGE_BYTES)
+        return min(MAX_STAGES, (SHARED_BYTES - ALIGN_BYTES - self.x_bytes) // STAGE_BYTES)
 
     def why_not(self) -> str:
         if DTYPE_BYTES[self.dtype] != 2:
@@ -95,7 +95,7 @@ class Pair:
             return f"does not fit: {HEIGHT} rows of {self.K} and weights on their way in {SHARED_BYTES:,} B"
         return ""
 
-    def least_us(self, units: int) -> float:
+    def min_us(self, units: int) -> float:
         rounds, slices = math.ceil(math.ceil(self.M / HEIGHT) / units), self.x_bytes // (HEIGHT * LINE)
         return rounds * (LATENCY_US + self.chunks * (slices * SLICE_US + self.columns * COLUMN_US))
 
@@ -111,12 +111,12 @@ class Pair:
             *map(UInt32, activation_words(self.activations[1])),
         )  # fmt: skip
         config = LaunchConfig(
-            (math.ceil(self.M / HEIGHT), 1, 1), (TEAM * (TEAMS + 1), 1, 1),
+            (math.ceil(self.M / HEIGHT), 1, 1), (WARPGROUP * (WARPGROUPS + 1), 1, 1),
             ALIGN_BYTES + self.x_bytes + self.stages * STAGE_BYTES, overlaps=True,
         )  # fmt: skip
-        head = f"{PRECISIONS[self.precision].name}, {NUMBERS[self.made]}, {self.columns}, {self.stages}"
+        head = f"{PRECISIONS[self.precision].name}, {ELEMENT_TYPES[self.made]}, {self.columns}, {self.stages}"
         program = Program(SOURCE, f"mlp_pair<{head}, {cpp_name(self.activations[0])}>")
-        return KernelLaunch(program, config, arguments, Budget(65536 // (TEAM * (TEAMS + 1)) // 8 * 8))
+        return KernelLaunch(program, config, arguments, Budget(65536 // (WARPGROUP * (WARPGROUPS + 1)) // 8 * 8))
 
 
 # -- claims on a network -------------------------------------------------------------------------------------
@@ -143,14 +143,14 @@ class MlpPair:
     precisions = ("bf16", "fp16")
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """Claim two Linears with their activations, 16-bit rows, if their weights do not fit mlp_tensor."""
+        """Claim two Linears with their activations, 16-bit rows, if their weights do not fit mlp_tensor_core."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=2)
         if chain is None or len(chain.layers) < 2 or chain.normaliser or device.arch not in ARCHITECTURES:
             return
         x_dtype, y_dtype = end_dtypes(net, chain)
-        if mlp_tensor.why_not(net, chain, device, job) or x_dtype != PRECISIONS[job.precision].dtype:
+        if mlp_tensor_core.why_not(net, chain, device, job) or x_dtype != PRECISIONS[job.precision].dtype:
             return
-        if not isinstance(mlp_tensor.make_lowering(net, chain, device, job), str):
+        if not isinstance(mlp_tensor_core.make_lowering(net, chain, device, job), str):
             return
         first, second = chain.layers
         activations = first.activation, second.activation
@@ -170,16 +170,16 @@ def _claim(net: Network, chain: Chain, pair: Pair, device: Device, job: Job) -> 
     for name, layer in zip("ab", chain.layers, strict=True):
         if layer.bias is not None:
             recipes[name] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
-    price = forward_price(net, chain)
+    cost = forward_cost(net, chain)
     return Claim(
         kernel=MlpPair.name,
         label=f"{MlpPair.name}<{chain.label}>",
         nodes=chain.nodes,
-        price=Price(
-            price.row_flop,
-            price.row_bytes,
+        cost=Cost(
+            cost.row_flop,
+            cost.row_bytes,
             sum(made.nbytes for made in recipes.values()),
-            least_us=replace(pair, M=job.batch * pair.M).least_us(device.units),
+            min_us=replace(pair, M=job.batch * pair.M).min_us(device.units),
         ),
         why="what lies between two layers stays on the chip",
         recipes=recipes,

@@ -37,7 +37,7 @@ __device__ __forceinline__ void load_elements(const In* row, int q, In (&into)[E
 template <class P, class In>
 __device__ __forceinline__ u32 make_word(const In* v) {
     if constexpr (P::PER_WORD == 1) return P::word(to_float(v[0]));
-    else return join<typename P::Number>(v[0], v[1]);
+    else return join<typename P::Element>(v[0], v[1]);
 }
 
 template <class P, class In, int D, int from, int KS>

@@ -11,7 +11,7 @@
 // Layout  x (B, D_in), y (B, D_out) row-major, 16 B aligned, any of float32, float16, bfloat16. weights: per layer W in
 //         tiles of 8 columns x 16 B of k (mma/tensor_core.cuh), permuted by mlp/packing.py, then its bias in float32.
 // Shared  WEIGHT_BYTES + warps * STAGES * 16 MT * D_in * sizeof(In): 93 184 B for 72-64-64-4 in fp16 with 16 warps.
-// Limits  Weights fit in shared memory, fragments in registers (checked by the host); rows longer than MOST_STEPS steps
+// Limits  Weights fit in shared memory, fragments in registers (checked by the host); rows longer than MAX_STEPS steps
 //         are read from global memory on demand. wgmma on sm_90a, mma.sync elsewhere; sm_80 up.
 #include "common/activation.cuh"
 #include "common/dtype.cuh"
@@ -110,7 +110,7 @@ struct InRegisters {
         add_product<P, By, N>(c, a, weights, low, sums);
     }
 };
-constexpr int MOST_STEPS = 16;
+constexpr int MAX_STEPS = 16;
 // or rows too long for that, loaded a few steps at a time.
 template <class P, int MT, class In, int D>
 struct InRows {
@@ -122,7 +122,7 @@ struct InRows {
     // and spill. The accumulators are initialised, so every gemm accumulates.
     template <class By, int N, int NT>
     __device__ __forceinline__ void multiply(float (&c)[MT][NT][4], u32 weights, int low, bool) const {
-        constexpr int BLOCK = MOST_STEPS / 2, COLUMNS = BLOCK * 8 * P::PER_WORD, BLOCKS = D / COLUMNS;
+        constexpr int BLOCK = MAX_STEPS / 2, COLUMNS = BLOCK * 8 * P::PER_WORD, BLOCKS = D / COLUMNS;
         constexpr int LEFT = first_steps<P>(D) - BLOCKS * BLOCK;
 #pragma unroll 1
         for (int block = 0; block < BLOCKS; ++block) {
@@ -197,8 +197,8 @@ __device__ __forceinline__ void activate(const float (&c)[MT][NT][4], int q, u32
                 to[1] = P::word(Act::apply(v[2])), to[3] = P::word(Act::apply(v[3]));
             } else {
                 u32(&to)[4] = a[i][(first + j) / 2];
-                to[2 * ((first + j) % 2)] = pack_activated<typename P::Number, Act>(v[0], v[1]);
-                to[2 * ((first + j) % 2) + 1] = pack_activated<typename P::Number, Act>(v[2], v[3]);
+                to[2 * ((first + j) % 2)] = pack_activated<typename P::Element, Act>(v[0], v[1]);
+                to[2 * ((first + j) % 2) + 1] = pack_activated<typename P::Element, Act>(v[2], v[3]);
             }
         }
         if constexpr (P::PER_WORD == 2 && first + NT == 2 * KS - 1) a[i][KS - 1][2] = a[i][KS - 1][3] = 0;
@@ -258,7 +258,7 @@ __device__ constexpr int all_bytes(int KS) {
 template <class P, class By, class In, class Out, int MT, int WARPS, int STAGES, int WEIGHT_BYTES, class Normaliser,
           class First, class... Rest>
 __global__ void __launch_bounds__(32 * WARPS, 1)
-mlp_tensor(const In* x, const uint4* __restrict__ weights, Out* y, long long B) {
+mlp_tensor_core(const In* x, const uint4* __restrict__ weights, Out* y, long long B) {
     // x is not __restrict__: the previous kernel may still be writing it (programmatic dependent launch), so it must
     // not go through the read-only cache.
     using Last = typename Behind<First, Rest...>::Last;
@@ -319,7 +319,7 @@ mlp_tensor(const In* x, const uint4* __restrict__ weights, Out* y, long long B) 
         }
         const int left = B - row < ROWS ? static_cast<int>(B - row) : ROWS;  // < 1: no rows
         const Store<Last, Normaliser, Out, ROW_BYTES> finish{y + row * D_out, left, g, q};
-        if constexpr (KS <= (STAGES > 0 ? MOST_STEPS : MOST_STEPS / 2)) {
+        if constexpr (KS <= (STAGES > 0 ? MAX_STEPS : MAX_STEPS / 2)) {
             InRegisters<P, MT, KS> fragments;
             rows.template load<0>(fragments.a);
             if constexpr (STAGES > 0) {

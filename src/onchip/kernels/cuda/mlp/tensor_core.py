@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.errors import PlanError
-from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
+from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_cost
 from onchip.kernels.cuda.common.activation import cpp_name
 from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, round_up
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Budget,
     Input,
     Instance,
@@ -35,17 +35,17 @@ from onchip.network.graph import Network
 from onchip.network.io import short_name, with_io
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 
 
 # Most steps of k of a register-resident first layer whose rows are staged through shared memory; half as many unstaged.
-# Longer rows are read from global memory, MOST_STEPS / 2 steps at a time.
-MOST_STEPS = 16
-MOST_LAYERS = 32  # per kernel: more take minutes to compile
-MOST_STAGES = 4
+# Longer rows are read from global memory, MAX_STEPS / 2 steps at a time.
+MAX_STEPS = 16
+MAX_LAYERS = 32  # per kernel: more take minutes to compile
+MAX_STAGES = 4
 FLIGHT_BYTES = 48 << 10  # rows in flight per SM: enough to hide memory latency
 COLUMNS = {"ByWgmma": 64, "ByMma": 32}  # columns whose accumulators are live at once; twice that for long rows
 # Warps per SM -> registers for fragments and accumulators that leave the compiler enough for the rest: found by
@@ -60,7 +60,7 @@ WIDE, WIDE_RATE = 256, 0.5  # layers from this width on reach half the device's 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tile sizes of a block of mlp_tensor."""
+    """Tile sizes of a block of mlp_tensor_core."""
 
     by: str  # ByWgmma or ByMma
     blocks: int  # blocks of 16 rows per warp tile
@@ -94,10 +94,10 @@ class TensorLowering:
             for a in self.chain.layers
         )
         cut = self.tiling
-        head = f"{self.precision.name}, {cut.by}, {NUMBERS[self.dtypes[0]]}, {NUMBERS[self.dtypes[1]]}"
+        head = f"{self.precision.name}, {cut.by}, {ELEMENT_TYPES[self.dtypes[0]]}, {ELEMENT_TYPES[self.dtypes[1]]}"
         sizes = f"{cut.blocks}, {cut.warps}, {cut.stages}, {weight_bytes(self.chain, self.precision)}"
         normaliser = self.chain.normaliser or "NoNormaliser"
-        return Program(SOURCE, f"mlp_tensor<{head}, {sizes}, {normaliser}, {', '.join(layers)}>")
+        return Program(SOURCE, f"mlp_tensor_core<{head}, {sizes}, {normaliser}, {', '.join(layers)}>")
 
     @property
     def budget(self) -> Budget:
@@ -140,14 +140,14 @@ class TensorLowering:
         return Steps((KernelLaunch(self.program, self.launch_config(B), arguments, self.budget),))
 
 
-class MlpTensor:
-    name = "mlp_tensor"
+class MlpTensorCore:
+    name = "mlp_tensor_core"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """Claim the longest prefix of the chain that fits; the planner queries again after it."""
-        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=MOST_LAYERS)
+        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=MAX_LAYERS)
         if chain is None:
             return
         refused = why_not(net, chain, device, job)
@@ -176,17 +176,17 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job, launch: TensorL
     used = launch.launch_config(1 << 40).shared_bytes
     rows = " to ".join(dict.fromkeys(short_name(dtype) for dtype in launch.dtypes))
     weights = pack_recipe(chain, launch.precision, launch.dtypes[0])
-    price = forward_price(net, chain)
-    flop, computed = (3 * price.row_flop, "tf32") if launch.precision.parts > 1 else (price.row_flop, "")
-    price = Price(  # 3xTF32: three gemms per fp32 gemm; every block reads all weights
-        flop, price.row_bytes, weights.nbytes, precision=computed, rate=launch.rate(job.batch),
-        least_us=device.unit_read_us(weights.nbytes),
+    cost = forward_cost(net, chain)
+    flop, computed = (3 * cost.row_flop, "tf32") if launch.precision.parts > 1 else (cost.row_flop, "")
+    cost = Cost(  # 3xTF32: three gemms per fp32 gemm; every block reads all weights
+        flop, cost.row_bytes, weights.nbytes, precision=computed, rate=launch.rate(job.batch),
+        min_us=device.unit_read_us(weights.nbytes),
     )  # fmt: skip
     return Claim(
-        kernel=MlpTensor.name,
-        label=f"{MlpTensor.name}<{chain.label}>",
+        kernel=MlpTensorCore.name,
+        label=f"{MlpTensorCore.name}<{chain.label}>",
         nodes=chain.nodes,
-        price=price,
+        cost=cost,
         why=f"fits: {used / 1024:.0f} of {device.fast_bytes / 1024:.0f} KiB, rows in {rows}",
         recipes={"weights": weights},
         fast_bytes=used,
@@ -208,7 +208,7 @@ def choose_tiling(chain: Chain, precision: Precision, x_dtype: str, device: Devi
     room = device.fast_bytes - weights
     if room < 0:
         return f"does not fit: weights take {weights:,} B, a block has {device.fast_bytes:,} B of shared memory"
-    for staged in (True, False) if steps <= MOST_STEPS else (False,):
+    for staged in (True, False) if steps <= MAX_STEPS else (False,):
         need, most = registers(chain, precision, by, staged), dict(REGISTERS[by])
         if precision.parts > 1:
             most[8] = SPLIT_REGISTERS
@@ -222,7 +222,7 @@ def choose_tiling(chain: Chain, precision: Precision, x_dtype: str, device: Devi
         warps = pair_warps if blocks == 2 else next(fits, 0)
         slot = 16 * blocks * row_bytes
         for count in range(warps, 7, -4) if staged else ():
-            if stages := min(MOST_STAGES, room // (count * slot), -(-FLIGHT_BYTES // (count * slot))):
+            if stages := min(MAX_STAGES, room // (count * slot), -(-FLIGHT_BYTES // (count * slot))):
                 return Tiling(by, blocks, count, stages)
         if warps and not staged:
             return Tiling(by, blocks, warps, 0)
@@ -237,9 +237,9 @@ def product(arch: str) -> str:
 def registers(chain: Chain, precision: Precision, by: str, staged: bool) -> int:
     """Registers per thread for a layer's input and output fragments and accumulators: the maximum over layers."""
     most, reads, columns = 0, 4 * first_steps(chain.layers[0].D_in, precision), COLUMNS[by]
-    if not staged and reads > 2 * MOST_STEPS:
+    if not staged and reads > 2 * MAX_STEPS:
         # Half as many steps, elements not yet packed into fragments, and more columns per pass over the rows.
-        reads, columns = 4 * MOST_STEPS, columns if precision.parts > 1 else 2 * columns
+        reads, columns = 4 * MAX_STEPS, columns if precision.parts > 1 else 2 * columns
     split = 8 if precision.parts > 1 else 0  # 3xTF32: four steps in two parts, minus those already consumed
     for layer in chain.layers:
         N, is_last = round_up(layer.D_out, 8), layer is chain.layers[-1]
@@ -272,12 +272,12 @@ def why_not(net: Network, chain: Chain, device: Device, job: Job) -> str:
     if device.arch not in ARCHITECTURES:
         return f"compiles for {', '.join(ARCHITECTURES)}, not {device.arch}"
     for dtype in end_dtypes(net, chain):
-        if dtype not in NUMBERS:
-            return f"reads and writes {', '.join(NUMBERS)}, not {dtype}"
+        if dtype not in ELEMENT_TYPES:
+            return f"reads and writes {', '.join(ELEMENT_TYPES)}, not {dtype}"
     for layer in chain.layers:
         for name in filter(None, (layer.weight, layer.bias)):
-            if (dtype := net.weight_type(name).dtype) not in NUMBERS:
-                return f"keeps weights of {', '.join(NUMBERS)}, and {name} is {dtype}"
+            if (dtype := net.weight_type(name).dtype) not in ELEMENT_TYPES:
+                return f"keeps weights of {', '.join(ELEMENT_TYPES)}, and {name} is {dtype}"
     return ""
 
 
@@ -290,7 +290,7 @@ def _instance(
         assert chain is not None
         made = make_lowering(net, chain, device, Job(precision, B))
         if isinstance(made, str):
-            raise PlanError(f"{MlpTensor.name} does not take {name} on {device.arch}", got=made)
+            raise PlanError(f"{MlpTensorCore.name} does not take {name} on {device.arch}", got=made)
         return made.at(1 << 20).launches[0]
 
     return Instance(name, launch)

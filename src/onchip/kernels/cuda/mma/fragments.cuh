@@ -24,7 +24,7 @@ struct Words {
     // Sets word i from one element, or two in 16 bits.
     __device__ __forceinline__ void set(int i, float first, float second = 0.0f) {
         if constexpr (P::PER_WORD == 2) {
-            of[0][i] = pack<typename P::Number>(first, second);
+            of[0][i] = pack<typename P::Element>(first, second);
         } else {
             of[0][i] = Tf32::word(first);
             if constexpr (PARTS == 2) of[1][i] = Tf32::word(first - __uint_as_float(of[0][i]));

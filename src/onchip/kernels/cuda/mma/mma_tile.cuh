@@ -143,11 +143,11 @@ struct MmaStep {
     // row: the warp's first row; x_at, w_at: the lane's ldmatrix offsets for the step
     __device__ __forceinline__ void read(const char* stage, int row, int step, int x_at, int w_at) {
         using Room = SliceRoom<P, X, BM>;
-        using WRoom = SliceRoom<P, typename P::Number, BN>;
+        using WRoom = SliceRoom<P, typename P::Element, BN>;
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < MT; ++i) {
-            if constexpr (is_same<X, typename P::Number>) {
+            if constexpr (is_same<X, typename P::Element>) {
                 read_matrices(x[i], stage + x_at + 16 * i * Room::LINE);
             } else {
 #pragma unroll
@@ -156,7 +156,7 @@ struct MmaStep {
                     const int at =
                         Room::place(row + 16 * i + lane / 4 + k % 2 * 8, number * static_cast<int>(sizeof(X)));
                     const X* const v = reinterpret_cast<const X*>(stage + at);
-                    if constexpr (P::PER_WORD == 2) x[i][k] = pack<typename P::Number>(to_float(v[0]), to_float(v[1]));
+                    if constexpr (P::PER_WORD == 2) x[i][k] = pack<typename P::Element>(to_float(v[0]), to_float(v[1]));
                     else x[i][k] = __float_as_uint(to_float(v[0]));
                 }
             }
@@ -199,7 +199,7 @@ private:
 
 template <class P, class X, int BM, int BN>
 constexpr int STAGE_BYTES =
-    SliceRoom<P, X, BM>::BYTES + MmaSlice<P>::PARTS * SliceRoom<P, typename P::Number, BN>::BYTES;
+    SliceRoom<P, X, BM>::BYTES + MmaSlice<P>::PARTS * SliceRoom<P, typename P::Element, BN>::BYTES;
 
 // Occupancy in blocks per SM, limited by accumulator registers.
 template <class P, int BM, int BN, int WARPS>
@@ -212,7 +212,7 @@ template <class P, class X, int BM, int BN, int WM, int WN, int STAGES, class Ro
 __device__ __forceinline__ void multiply_tile(uint4* shared, Rows& rows, Weights& weights, int slices,
                                               const float* bias, const Out& out, long long m, long long n,
                                               const Activation& activation) {
-    using WRoom = SliceRoom<P, typename P::Number, BN>;
+    using WRoom = SliceRoom<P, typename P::Element, BN>;
     using XRoom = SliceRoom<P, X, BM>;
     constexpr int THREADS = 32 * WM * WN, MT = BM / WM / 16, NT = BN / WN / 8;
     constexpr int PARTS = MmaSlice<P>::PARTS, STEPS = MmaSlice<P>::STEPS, STAGE = STAGE_BYTES<P, X, BM, BN>;

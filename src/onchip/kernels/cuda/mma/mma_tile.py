@@ -17,7 +17,7 @@ REGISTERS = 65536  # per SM
 HEAD = 100  # prologue and epilogue of a tile, as extra elements of k
 NARROW = 0.62  # rate factor where rows are copied in less than 16 bytes
 ROUNDED = 0.85  # rate factor where fragments are rounded to tf32
-MOST_RATE = 0.75  # largest share of any device's peak rate
+MAX_RATE = 0.75  # largest share of any device's peak rate
 
 
 def unit_of(precision: str) -> int:
@@ -58,7 +58,7 @@ class MmaTile:
 
     def work(self, K: float, scale: float, is_whole: bool) -> float:
         """Estimated cost of a tile, in multiply-adds at the peak rate. is_whole: rows are copied 16 bytes at a time."""
-        rate = min(MOST_RATE, self.rate * scale) * (1.0 if is_whole else NARROW)
+        rate = min(MAX_RATE, self.rate * scale) * (1.0 if is_whole else NARROW)
         return self.BM * self.BN * (K + HEAD) / rate
 
     def sums(self, precision: str) -> int:
@@ -92,9 +92,9 @@ TILES = (
     MmaTile(32, 64, (2, 2), 0.31),
 )  # fmt: skip
 NARROW_TILES = (TILES[0], TILES[2], TILES[3])
-MOST_SUMS = 128  # accumulators per thread
+MAX_SUMS = 128  # accumulators per thread
 
 
 def tiles_of(precision: str, is_whole: bool = True) -> list[MmaTile]:
     """The candidate tiles. is_whole: rows are copied 16 bytes at a time; else copies dominate, and fewer tiles do."""
-    return [tile for tile in (TILES if is_whole else NARROW_TILES) if tile.sums(precision) <= MOST_SUMS]
+    return [tile for tile in (TILES if is_whole else NARROW_TILES) if tile.sums(precision) <= MAX_SUMS]

@@ -102,8 +102,8 @@ __device__ __forceinline__ void wait_for_stores() {
 __device__ __forceinline__ void show_box() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Named barrier over the 128 threads of a warpgroup.
-__device__ __forceinline__ void wait_for_team(int team) {
-    asm volatile("bar.sync %0, 128;" : : "r"(team + 1) : "memory");
+__device__ __forceinline__ void wait_for_warpgroup(int warpgroup) {
+    asm volatile("bar.sync %0, 128;" : : "r"(warpgroup + 1) : "memory");
 }
 
 // Programmatic dependent launch (LaunchConfig.overlaps): let_next_begin lets the next kernel start;

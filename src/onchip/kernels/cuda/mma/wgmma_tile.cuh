@@ -20,7 +20,7 @@
 #include "common/epilogue.cuh"
 #include "mma/wgmma.cuh"
 
-constexpr int TEAM = 128, ROWS = 64;  // a warpgroup: threads, and rows of its tile
+constexpr int WARPGROUP = 128, ROWS = 64;  // a warpgroup: threads, and rows of its tile
 constexpr int LINE = 128;             // bytes of k in a TMA tile
 constexpr int PART = 32;              // elements of k per fp32 partial sum
 
@@ -35,7 +35,7 @@ struct MultipliedAs<Fp32> {
 
 template <class P, class X>
 struct Operands {
-    static constexpr bool is_direct = is_same<X, typename P::Number> && !is_same<P, Fp32>;  // x stays in shared memory
+    static constexpr bool is_direct = is_same<X, typename P::Element> && !is_same<P, Fp32>;  // x stays in shared memory
     static constexpr int PARTS = is_same<P, Fp32> ? 2 : 1;  // of w: upper and lower tf32
     static constexpr int DEPTH = LINE / 4 * P::PER_WORD;  // elements of k per TMA tile of w
     static constexpr int X_BOXES = DEPTH * static_cast<int>(sizeof(X)) / LINE;
@@ -65,7 +65,7 @@ struct Rows {
             const char* at = line + (column % 32 * 4 ^ row % 8 * 16);
             if constexpr (P::PER_WORD == 2) {
                 const float2 two = *reinterpret_cast<const float2*>(at);
-                a[step][i % 4] = pack<typename P::Number>(two.x, two.y);
+                a[step][i % 4] = pack<typename P::Element>(two.x, two.y);
             } else {
                 const float v = *reinterpret_cast<const float*>(at);
                 a[step][i % 4] = Tf32::word(v);
@@ -120,7 +120,7 @@ __device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], flo
         }
         finish(four, out.y + at + n + column, nullptr, left, out.N % 4 == 0, activation);
     };
-    add_up_parts<8>(rank * TEAM + threadIdx.x, TEAM * parts, rows * (BN / 4), parts, read, give);
+    add_up_parts<8>(rank * WARPGROUP + threadIdx.x, WARPGROUP * parts, rows * (BN / 4), parts, read, give);
     wait_for_cluster();  // no block overwrites or exits while others read its shared memory
 }
 
@@ -148,7 +148,7 @@ struct Outlet {
     __device__ __forceinline__ void each(const Out& out, long long m, long long n, Move move) const {
         const int i = threadIdx.x % 8;
 #pragma unroll 4
-        for (int row = threadIdx.x % TEAM / 8; row < R; row += TEAM / 8) {
+        for (int row = threadIdx.x % WARPGROUP / 8; row < R; row += WARPGROUP / 8) {
             const long long at = out.row(m + row);
             if (at >= 0 && n + 8 * i < out.N) move(at + n + 8 * i, piece(row, i));
         }
@@ -168,16 +168,16 @@ struct Outlet {
 // shifts  the bias of the 64 columns, or zeros
 template <int R, class Out, class Act>
 __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& out, char* room, const float* shifts,
-                                              long long m, long long n, int team, const Act& activation) {
-    using Y = typename Out::Number;
+                                              long long m, long long n, int warpgroup, const Act& activation) {
+    using Y = typename Out::Element;
     const Outlet<R, Y> outlet{room};
-    const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const int warp = threadIdx.x % WARPGROUP / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll
     for (int j = 0; j < R / 8; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) c[j][i] += shifts[16 * warp + g + i / 2 * 8];
     if (out.other != nullptr) asm volatile("cp.async.wait_all;" ::: "memory");
-    wait_for_team(team);  // the residual has landed; the stores of the previous tile have read the buffer
+    wait_for_warpgroup(warpgroup);  // the residual has landed; the stores of the previous tile have read the buffer
     if (out.other != nullptr) {
 #pragma unroll
         for (int j = 0; j < R / 8; ++j)
@@ -187,7 +187,7 @@ __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& o
                 c[j][2 * half] += to_float(Y{static_cast<unsigned short>(two)});
                 c[j][2 * half + 1] += to_float(Y{static_cast<unsigned short>(two >> 16)});
             }
-        wait_for_team(team);
+        wait_for_warpgroup(warpgroup);
     }
     activate_all<Y>(c, activation);
 #pragma unroll
@@ -196,10 +196,10 @@ __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& o
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             words[i] = turned(pack<Y>(c[j + i / 2][2 * (i % 2)], c[j + i / 2][2 * (i % 2) + 1]));
-        collect_piece(words, q);
+        collect_chunk(words, q);
         *outlet.piece(8 * (j + q / 2) + g, 2 * warp + q % 2) = {words[0], words[1], words[2], words[3]};
     }
-    wait_for_team(team);
+    wait_for_warpgroup(warpgroup);
     outlet.each(out, m, n, [&](long long at, const uint4* from) { *reinterpret_cast<uint4*>(out.y + at) = *from; });
 }
 
@@ -225,31 +225,31 @@ struct OnePhase {
 //            load<DEPTH, X_BOXES>(to, signal, slice, box) for each tile of the slices from there on, in order
 // out        offsets of rows of y (RowsOut): begin_tile(phase), then row(m)
 // box_rows   rows per TMA tile of x: with few rows only those are loaded; results of stale rows are not stored
-// TEAM_ROWS  rows of y per warpgroup: ROWS, or more for a transposed tile
-template <class P, class X, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader, class Out,
+// WARPGROUP_ROWS  rows of y per warpgroup: ROWS, or more for a transposed tile
+template <class P, class X, int WARPGROUP_ROWS, int BN, int WARPGROUPS, int STAGES, Split SPLIT, class Loader, class Out,
           class Act>
 __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w_map, const float* bias, Out out,
                                                long long M, u32 box_rows, u32 parts, const Act activation) {
     using O = Operands<P, X>;
     using Multiplied = typename MultipliedAs<P>::type;
-    constexpr bool IS_TURNED = TEAM_ROWS > ROWS;
-    constexpr int COLUMNS = IS_TURNED ? TEAM_ROWS : BN;  // N of the wgmma
+    constexpr bool IS_TURNED = WARPGROUP_ROWS > ROWS;
+    constexpr int COLUMNS = IS_TURNED ? WARPGROUP_ROWS : BN;  // N of the wgmma
     static_assert(!IS_TURNED || (O::is_direct && BN == ROWS && SPLIT == NONE),
                   "who turns tiles reads rows where they lie");
-    constexpr int TAPS = Loader::TAPS, X_LINE = LINE / TAPS, STEPS_A_TAP = O::STEPS / TAPS;
+    constexpr int TAPS = Loader::TAPS, X_LINE = LINE / TAPS, STEPS_PER_TAP = O::STEPS / TAPS;
     static_assert(TAPS == 1 || (O::is_direct && sizeof(X) == 2), "tensor cores read several boxes where they lie");
-    constexpr int BM = TEAM_ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
-    constexpr int STAGE_BYTES = X_BYTES + W_BYTES, SLICES_A_PART = PART / O::DEPTH;
+    constexpr int BM = WARPGROUP_ROWS * WARPGROUPS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
+    constexpr int STAGE_BYTES = X_BYTES + W_BYTES, SLICES_PER_PART = PART / O::DEPTH;
     extern __shared__ uint4 room[];
     __shared__ Signal full[STAGES], empty[STAGES];
-    __shared__ __align__(16) float shifts[2][TEAMS][BN];  // bias, double-buffered
+    __shared__ __align__(16) float shifts[2][WARPGROUPS][BN];  // bias, double-buffered
     char* const stages = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
-    const int team = threadIdx.x / TEAM;
+    const int warpgroup = threadIdx.x / WARPGROUP;
     let_next_begin();
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             full[s].init(1);
-            empty[s].init(4 * TEAMS);
+            empty[s].init(4 * WARPGROUPS);
         }
         show_signals();
     }
@@ -259,11 +259,11 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     const u32 rank = SPLIT == TOGETHER ? cluster_rank() : 0, phases = loader.phases();
     const u32 tiles = phases * Place<BM, BN>::count(M, N),
               step_tiles = SPLIT == TOGETHER ? gridDim.x / parts : gridDim.x;
-    const auto slices_a_part = [&](u32 phase) {
+    const auto slices_per_part = [&](u32 phase) {
         return SPLIT == NONE ? loader.slices(phase) : static_cast<int>((loader.slices(phase) + parts - 1) / parts);
     };
     const auto slices_of = [&](u32 phase) {
-        const int all = loader.slices(phase), part = slices_a_part(phase);
+        const int all = loader.slices(phase), part = slices_per_part(phase);
         return SPLIT == TOGETHER ? min(part, all - static_cast<int>(rank) * part) : all;
     };
     const u32 first_tile = SPLIT == TOGETHER ? blockIdx.x / parts : blockIdx.x;
@@ -271,9 +271,9 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     const auto taps_of = [](int all_taps, int slice) { return TAPS == 1 ? 1 : min(TAPS, all_taps - slice * TAPS); };
 
     // Producer warpgroup: one thread issues all TMA loads.
-    if (team == TEAMS) {
+    if (warpgroup == WARPGROUPS) {
         if constexpr (SPLIT != TOGETHER) keep_registers<40>();
-        if (threadIdx.x % TEAM != 0) return;
+        if (threadIdx.x % WARPGROUP != 0) return;
         const auto load_w = [&](u32 turn, int taps, int number, long long n) {
             const u32 s = turn % STAGES;
             full[s].arrive_expecting(O::X_BOXES * taps * box_rows * X_LINE + W_BYTES);
@@ -287,7 +287,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         const int ahead = first_tile < tiles ? min(slices_of(first_phase), STAGES) : 0;
         const long long first_n = place_of(first_tile).n;
         for (int i = 0; i < ahead; ++i) {
-            const int slice = rank * slices_a_part(first_phase) + i;
+            const int slice = rank * slices_per_part(first_phase) + i;
             load_w(i, taps_of(loader.taps(first_phase), slice),
                    loader.first_number(first_phase) + slice * O::DEPTH, first_n);
         }
@@ -295,7 +295,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         u32 turn = 0;
         for (u32 tile = first_tile; tile < tiles; tile += step_tiles) {
             const u32 phase = loader.phase_of(tile);
-            const int begin = rank * slices_a_part(phase), end = begin + slices_of(phase);
+            const int begin = rank * slices_per_part(phase), end = begin + slices_of(phase);
             const int all_taps = loader.taps(phase), first_number = loader.first_number(phase);
             const Place<BM, BN> place = place_of(tile);
             loader.begin_tile(place.m, phase, begin);
@@ -317,43 +317,43 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     }
 
     // Consumer warpgroups.
-    if constexpr (SPLIT != TOGETHER) take_registers<TEAMS == 2 ? 232 : 240>();
-    const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    const int row = TEAM_ROWS * team + 16 * warp + row_of<P, X>(g);
+    if constexpr (SPLIT != TOGETHER) take_registers<WARPGROUPS == 2 ? 232 : 240>();
+    const int warp = threadIdx.x % WARPGROUP / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const int row = WARPGROUP_ROWS * warpgroup + 16 * warp + row_of<P, X>(g);
     if (out.other != nullptr) wait_for_kernel_before();  // it may write the residual
-    char* const outlet = stages + STAGES * STAGE_BYTES + team * (TEAM_ROWS * LINE);  // of a transposed tile
+    char* const outlet = stages + STAGES * STAGE_BYTES + warpgroup * (WARPGROUP_ROWS * LINE);  // of a transposed tile
     u32 turn = 0;
     int now = 0;
     long long column = -1;
     for (u32 tile = first_tile; tile < tiles; tile += step_tiles) {
         const u32 phase = loader.phase_of(tile);
-        const int slices = slices_of(phase), part_slices = slices_a_part(phase), all_taps = loader.taps(phase);
+        const int slices = slices_of(phase), part_slices = slices_per_part(phase), all_taps = loader.taps(phase);
         const Place<BM, BN> place = place_of(tile);
         out.begin_tile(phase);
         // Another column, another bias. __any_sync makes the branch uniform: else the compiler serialises the wgmma.
         const bool is_beside = __any_sync(~0u, place.n != column);
         if (is_beside) {
             now ^= 1, column = place.n;
-            for (int i = threadIdx.x % TEAM; i < BN; i += TEAM)
-                shifts[now][team][i] = bias != nullptr && column + i < N ? bias[column + i] : 0.0f;
+            for (int i = threadIdx.x % WARPGROUP; i < BN; i += WARPGROUP)
+                shifts[now][warpgroup][i] = bias != nullptr && column + i < N ? bias[column + i] : 0.0f;
         }
         if constexpr (IS_TURNED) {
             if (out.other != nullptr) {
-                wait_for_team(team);  // the stores of the previous tile have read the buffer
-                Outlet<TEAM_ROWS, typename Out::Number>{outlet}.fetch(out, place.m + TEAM_ROWS * team, place.n);
+                wait_for_warpgroup(warpgroup);  // the stores of the previous tile have read the buffer
+                Outlet<WARPGROUP_ROWS, typename Out::Element>{outlet}.fetch(out, place.m + WARPGROUP_ROWS * warpgroup, place.n);
             }
         }
         float sums[COLUMNS / 8][4];
         float totals[O::PARTS == 2 ? BN / 8 : 1][4] = {}, whole[SPLIT == ALONE ? BN / 8 : 1][4] = {};
         int in_part = 0;  // slices done of the current part of k
         // Whether the next wgmma accumulates; else it overwrites.
-        const auto adds = [&] { return O::PARTS == 2 ? in_part % SLICES_A_PART != 0 : in_part != 0; };
+        const auto adds = [&] { return O::PARTS == 2 ? in_part % SLICES_PER_PART != 0 : in_part != 0; };
         // After the wgmma of a slice: moves finished partial sums to their totals.
         const auto end_slice = [&](int slice) {
             ++in_part, ++turn;
             const bool ends = slice + 1 == slices || (SPLIT == ALONE && in_part == part_slices);
             if constexpr (O::PARTS == 2) {
-                if (in_part % SLICES_A_PART == 0 || ends) add_up(totals, sums);
+                if (in_part % SLICES_PER_PART == 0 || ends) add_up(totals, sums);
             }
             if constexpr (SPLIT == ALONE) {
                 if (!ends) return;
@@ -370,8 +370,8 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
                 const int taps = taps_of(all_taps, rank * part_slices + slice);
                 full[s].wait(turn / STAGES % 2);
                 const auto add_step = [&](int step) {
-                    const u32 box_at = stage_at + step / STEPS_A_TAP * (BM * X_LINE) + team * (TEAM_ROWS * X_LINE);
-                    const unsigned long long x = mixed_tile<X_LINE>(box_at + step % STEPS_A_TAP * 32);
+                    const u32 box_at = stage_at + step / STEPS_PER_TAP * (BM * X_LINE) + warpgroup * (WARPGROUP_ROWS * X_LINE);
+                    const unsigned long long x = mixed_tile<X_LINE>(box_at + step % STEPS_PER_TAP * 32);
                     const unsigned long long w = mixed_tile(w_at + 32 * step);
                     Wgmma<P, COLUMNS>::add(sums, IS_TURNED ? w : x, IS_TURNED ? x : w, adds() || step > 0);
                 };
@@ -382,8 +382,8 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
                     end_products();
                 } else {  // further steps would read stale data; one group per step, else the compiler adds fences
 #pragma unroll
-                    for (int step = 0; step < O::STEPS - STEPS_A_TAP; ++step) {
-                        if (step > 0 && step / STEPS_A_TAP == taps) break;
+                    for (int step = 0; step < O::STEPS - STEPS_PER_TAP; ++step) {
+                        if (step > 0 && step / STEPS_PER_TAP == taps) break;
                         begin_products();
                         add_step(step);
                         end_products();
@@ -429,18 +429,18 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             wait_for_products<0>();
             if (threadIdx.x % 32 == 0) empty[(turn - 1) % STAGES].arrive();
         }
-        if (is_beside) wait_for_team(team);  // for the bias
+        if (is_beside) wait_for_warpgroup(warpgroup);  // for the bias
         auto& made = pick<SPLIT == ALONE, O::PARTS == 2>(whole, totals, sums);
         if constexpr (SPLIT == TOGETHER) {
-            static_assert(TEAMS == 1, "a team a block");
+            static_assert(WARPGROUPS == 1, "a team a block");
             float* const mine = reinterpret_cast<float*>(stages + STAGES * STAGE_BYTES);
             add_up_together<BN>(made, mine, row, q, rank, parts, out, shifts[now][0], place.m, place.n, M, activation);
             return;  // a cluster has one tile
         } else if constexpr (IS_TURNED) {
-            finish_turned<TEAM_ROWS>(made, out, outlet, shifts[now][team], place.m + TEAM_ROWS * team, place.n, team,
+            finish_turned<WARPGROUP_ROWS>(made, out, outlet, shifts[now][warpgroup], place.m + WARPGROUP_ROWS * warpgroup, place.n, warpgroup,
                                      activation);
         } else {
-            finish_rows<BN>(made, out, shifts[now][team], place.m + row, place.n, q, activation);
+            finish_rows<BN>(made, out, shifts[now][warpgroup], place.m + row, place.n, q, activation);
         }
     }
 }

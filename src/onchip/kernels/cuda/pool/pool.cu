@@ -46,28 +46,28 @@ __device__ __forceinline__ T lowest() {
 }
 
 // Accumulators of a thread's windows: within a row (across), then over rows (found).
-template <class How, class Number, int V, int U, int Q>
+template <class How, class Element, int V, int U, int Q>
 struct Pooled {
-    Number found[Q][U][V], across[U][V];
+    Element found[Q][U][V], across[U][V];
     const int taps, stride;  // along h
 
-    __device__ __forceinline__ Pooled(int taps, int stride, Number empty) : taps(taps), stride(stride) {
+    __device__ __forceinline__ Pooled(int taps, int stride, Element empty) : taps(taps), stride(stride) {
 #pragma unroll
         for (int i = 0; i < Q * U * V; ++i) found[i / (U * V)][i / V % U][i % V] = empty;
     }
-    static __device__ __forceinline__ Number both(Number a, Number b) {
+    static __device__ __forceinline__ Element both(Element a, Element b) {
         if constexpr (is_same<How, Max>) return larger(a, b);
         else return a + b;
     }
     template <int K, int STEP, int LEAD, int WORDS, int SIZE>
-    __device__ __forceinline__ void take(int, int kw, const Number (&read)[WORDS][SIZE]) {
+    __device__ __forceinline__ void take(int, int kw, const Element (&read)[WORDS][SIZE]) {
 #pragma unroll
         for (int i = 0; i < K; ++i)
 #pragma unroll
             for (int u = 0; u < U; ++u)
 #pragma unroll
                 for (int v = 0; v < V; ++v) {
-                    const Number number = number_of<V>(read, LEAD + u * STEP + i, v);
+                    const Element number = number_of<V>(read, LEAD + u * STEP + i, v);
                     across[u][v] = i == 0 && kw == 0 ? number : both(across[u][v], number);
                 }
     }
@@ -87,7 +87,7 @@ struct Pooled {
 template <class How, class T, class Index, bool IS_LAST, int V, int U, int Q, int P, int LEAD, int KH, int KW, int SH,
           int SW>
 __global__ void __launch_bounds__(WINDOW_THREADS) pool(const T* x, T* y, const Windows all) {
-    using Number = wide_t<T>;
+    using Element = acc_t<T>;
     const long long thread = static_cast<long long>(blockIdx.x) * WINDOW_THREADS + threadIdx.x;
     if (thread >= all.count) return;
     const Outputs mine = outputs_of<Index, IS_LAST, V, U, Q>(thread, all);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(WINDOW_THREADS) pool(const T* x, T* y, const W
 
     const T empty = is_same<How, Max> ? lowest<T>() : T{};
     const View<T> view{from, h0, w0, all.from.row, column, empty};
-    Pooled<How, Number, V, U, Q> pooled(KH ? KH : h.taps, KH ? SH : h.stride, load_wide(&empty));
+    Pooled<How, Element, V, U, Q> pooled(KH ? KH : h.taps, KH ? SH : h.stride, load_acc(&empty));
     if constexpr (KH > 0) walk<V, U, Q, P, LEAD, KH, KW, SH, SW>(view, h.size, w.size, pooled);
     else walk_any<SW == 1, KW, V, U, Q>(view, h, w, pooled);
 
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(WINDOW_THREADS) pool(const T* x, T* y, const W
             const float part = __fdividef(1.0f, down);
 #pragma unroll
             for (int i = 0; i < U * V; ++i) {
-                Number& sum = pooled.found[q][i / V][i % V];
+                Element& sum = pooled.found[q][i / V][i % V];
                 sum = IS_SHORT ? sum * (part * share[i / V]) : sum / (down * across[i / V]);
             }
         }

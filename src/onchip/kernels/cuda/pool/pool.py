@@ -24,7 +24,7 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -44,7 +44,7 @@ class PoolLowering:
     @property
     def vector(self) -> int:
         """Channels per thread: 16 bytes in NHWC if that divides C, else one."""
-        V = 16 // self.windows.number_bytes
+        V = 16 // self.windows.element_bytes
         return V if self.windows.is_last and self.windows.C % V == 0 else 1
 
     def at(self, B: int) -> Steps:
@@ -59,14 +59,14 @@ class PoolLowering:
 
 def _lowering(how: str, dtype: str, windows: Windows) -> PoolLowering:
     """A 16-bit max pool in NHWC treats two channels as one element."""
-    is_in_pairs = how == "Max" and windows.is_last and windows.number_bytes == 2 and windows.C % 2 == 0
+    is_in_pairs = how == "Max" and windows.is_last and windows.element_bytes == 2 and windows.C % 2 == 0
     if not is_in_pairs:
         return PoolLowering(how, FLOATS[dtype], windows)
-    halved = replace(windows, C=windows.C // 2, N=windows.N // 2, number_bytes=4)
+    halved = replace(windows, C=windows.C // 2, N=windows.N // 2, element_bytes=4)
     return PoolLowering(how, f"Pairs<{FLOATS[dtype]}>", halved)
 
 
-class PoolAlone:
+class PoolKernel:
     name = "pool"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # computes in float32, or in float64
@@ -81,15 +81,15 @@ class PoolAlone:
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
         kernel = ",".join(map(str, node.layer.attributes()["kernel"]))
-        price = Price(net.row_flop(node), x.row_bytes + y.row_bytes)
+        cost = Cost(net.row_flop(node), x.row_bytes + y.row_bytes)
         how = "Max" if isinstance(node.layer, MaxPool1d | MaxPool2d) else "Mean"
         claim = Claim(
-            self.name, f"{node.layer.kind.lower()}<{kernel}>", (node.name,), price, "one layer by itself",
+            self.name, f"{node.layer.kind.lower()}<{kernel}>", (node.name,), cost, "one layer by itself",
             order="" if how == "Max" else "rows of taps in order",
         )  # fmt: skip
         how += "WithPads" if node.layer.attributes().get("count_pads") else ""
         for each in in_layouts(net, node, claim):
-            yield replace(each, facts=_lowering(how, x.dtype, _windows(net, node, bool(each.gives), device)))
+            yield replace(each, facts=_lowering(how, x.dtype, _windows(net, node, bool(each.writes), device)))
 
 
 def _windows(net: Network, node: Node, is_last: bool, device: Device) -> Windows:

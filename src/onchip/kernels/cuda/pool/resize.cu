@@ -32,7 +32,7 @@ __device__ __forceinline__ void mean(W (&a)[V], const W (&b)[V], W share) {
 // x interpolated along the first two axes, relative to `from`.
 template <class T, int V>
 struct Columns {
-    using W = wide_t<T>;
+    using W = acc_t<T>;
     const T* from;
     Taps t1, t2;
     W share1, share2;
@@ -58,10 +58,10 @@ struct Columns {
 // strip     outputs along the third axis per thread, a multiple of TOGETHER
 // TOGETHER  outputs per store
 template <class T, class Index, int V, int TOGETHER>
-__global__ void __launch_bounds__(THREADS) resize(const T* x, const Taps* taps, const wide_t<T>* shares, T* y,
+__global__ void __launch_bounds__(THREADS) resize(const T* x, const Taps* taps, const acc_t<T>* shares, T* y,
                                                   long long count, long long x_row, u32 strip, Axes axes) {
     static_assert(V == 1 || TOGETHER == 1, "channels, or places");
-    using W = wide_t<T>;
+    using W = acc_t<T>;
     const long long thread = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
     if (thread >= count) return;
     Index n = static_cast<Index>(thread);

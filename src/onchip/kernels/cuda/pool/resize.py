@@ -28,20 +28,20 @@ from onchip.kernels.cuda.common.program import (
     Weight,
     in_line,
 )
-from onchip.kernels.cuda.layout.select import MOST_WORDS
-from onchip.kernels.selection import ResizeParts, axis_taps, may_turn, resize_parts
+from onchip.kernels.cuda.layout.select import MAX_WORDS
+from onchip.kernels.selection import ResizeParts, axis_taps, may_be_nhwc, resize_parts
 from onchip.network.graph import Network
 from onchip.network.layers import LinearResize
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, BLOCKS_A_UNIT = 256, 4
-MOST_PLACES = 8  # outputs per thread
+THREADS, BLOCKS_PER_SM = 256, 4
+MAX_PLACES = 8  # outputs per thread
 # Shares of the fp32 peak, index arithmetic included: 4,096 images of 32 channels, 32x32 to 64x64, took 1,040 to
 # 1,407 us in NCHW and 491 to 780 us in NHWC (H200).
 RATE = {ROWS: 0.04, CHANNELS_LAST: 0.1}
@@ -93,8 +93,8 @@ class ResizeLowering:
 
     def strip(self, B: int) -> int:
         """Outputs per thread along the third axis: fewer if the grid would be too small."""
-        strip = max(MOST_PLACES, self.together)
-        while strip > self.together and self.threads(B, strip) < self.units * THREADS * BLOCKS_A_UNIT:
+        strip = max(MAX_PLACES, self.together)
+        while strip > self.together and self.threads(B, strip) < self.units * THREADS * BLOCKS_PER_SM:
             strip //= 2
         return strip
 
@@ -114,7 +114,7 @@ class ResizeLowering:
         return Steps((KernelLaunch(program, in_line(-(-count // THREADS)), arguments, Budget(registers=80)),))
 
 
-class ResizeAlone:
+class ResizeKernel:
     name = "resize"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # computes in float32, or in float64
@@ -125,12 +125,12 @@ class ResizeAlone:
         if not isinstance(layer, LinearResize) or job.is_training:
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
-        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or x.row_size >= MOST_WORDS:
-            why = f"resizes rows of fewer than {MOST_WORDS:,} {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
+        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or x.row_size >= MAX_WORDS:
+            why = f"resizes rows of fewer than {MAX_WORDS:,} {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
         wide = "float64" if x.dtype == "float64" else "float32"
-        for layout in (ROWS, CHANNELS_LAST) if may_turn(net, node) else (ROWS,):
+        for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc(net, node) else (ROWS,):
             if (parts := resize_parts(layer, x, layout)) is None:
                 continue
             given, count = {**layer.attributes(), "row_shape": x.row_shape, "layout": layout}, sum(parts.sizes)
@@ -140,13 +140,13 @@ class ResizeAlone:
             }
             yield Claim(
                 self.name, f"{self.name}<linear>", (node.name,),
-                Price(
+                Cost(
                     net.row_flop(node), x.row_bytes + y.row_bytes, sum(r.nbytes for r in recipes.values()),
                     precision="fp32", rate=RATE[layout],
                 ),
                 "one layer by itself", recipes, order="axis by axis",
                 reads={node.inputs[0]: Use(layout)} if layout != ROWS else {},
-                gives={node.name: layout} if layout != ROWS else {},
+                writes={node.name: layout} if layout != ROWS else {},
                 facts=ResizeLowering(x.dtype, parts, device.units),
             )  # fmt: skip
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from onchip.kernels.cuda.common.precision import narrowed
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Argument,
     Budget,
     Input,
@@ -28,7 +28,7 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     in_line,
 )
-from onchip.kernels.cuda.conv.sm90 import ConvWgmma, spread_taps
+from onchip.kernels.cuda.conv.sm90 import ConvSm90, spread_taps
 from onchip.kernels.cuda.embedding.token_max import TokenMax
 from onchip.kernels.cuda.embedding.token_slices import (
     narrow_tables,
@@ -40,7 +40,7 @@ from onchip.kernels.cuda.embedding.token_slices import (
     token_taps,
 )
 from onchip.kernels.cuda.gemm.simt import MAKES, Product, narrow_weight
-from onchip.kernels.cuda.gemm.sm90 import UNBIASED, ProductWgmma, WgmmaProduct, split_weight, tf32_weight
+from onchip.kernels.cuda.gemm.sm90 import UNBIASED, GemmSm90, GemmSm90Lowering, split_weight, tf32_weight
 from onchip.kernels.cuda.layout.permute import permute
 from onchip.kernels.fp8_tables import table_peaks
 from onchip.network.recipe import Array, Recipe, as_is, op_name, transposed
@@ -50,7 +50,7 @@ from onchip.plan.rewrites.linear import merged_weight
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, BLOCKS_A_UNIT = 256, 8
+THREADS, BLOCKS_PER_SM = 256, 8
 LARGEST_HALF = 65520.0  # rounds to infinity in float16 from here on
 
 
@@ -113,7 +113,7 @@ def _tensor_tables(given: RecipeLowering, B: int) -> Steps:
     rows, _ = given.sources
     _, K, C_out = given.recipe.shape
     precision = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[rows.dtype]
-    product = WgmmaProduct(B, K * C_out, rows.shape[1], precision, (rows.dtype, given.recipe.dtype))
+    product = GemmSm90Lowering(B, K * C_out, rows.shape[1], precision, (rows.dtype, given.recipe.dtype))
     return Steps((product.launch(given.device.units, Input(0), Input(1), Int64(0), Output(0)),))
 
 
@@ -160,7 +160,7 @@ def _tf32_parts(given: RecipeLowering, B: int) -> Steps:
 
 def _tf32_launch(dtype: str, parts: int, count: int, units: int) -> KernelLaunch:
     grown = int(np.float32(UNBIASED).view(np.uint32))
-    return _launch(f"tf32_parts<{NUMBERS[dtype]}, {parts}>", count, units, (Int64(count), UInt32(grown)))
+    return _launch(f"tf32_parts<{ELEMENT_TYPES[dtype]}, {parts}>", count, units, (Int64(count), UInt32(grown)))
 
 
 def _spread_taps(given: RecipeLowering, B: int) -> Steps:
@@ -168,12 +168,12 @@ def _spread_taps(given: RecipeLowering, B: int) -> Steps:
     assert isinstance(channels, int)
     (N, C, *taps), count = source.shape, math.prod(given.recipe.shape)
     sizes = map(Int64, (N, C, math.prod(taps), channels))
-    launch = _launch(f"spread_taps<{NUMBERS[source.dtype]}>", count, given.device.units, tuple(sizes))
+    launch = _launch(f"spread_taps<{ELEMENT_TYPES[source.dtype]}>", count, given.device.units, tuple(sizes))
     return Steps((launch,) if count else ())
 
 
 def _launch(head: str, count: int, units: int, sizes: tuple[Argument, ...]) -> KernelLaunch:
-    blocks = min(-(-count // THREADS), units * BLOCKS_A_UNIT)
+    blocks = min(-(-count // THREADS), units * BLOCKS_PER_SM)
     return KernelLaunch(Program(SOURCE, head), in_line(blocks), (Input(0), Output(0), *sizes), Budget(64))
 
 
@@ -202,7 +202,7 @@ LOWERINGS: Mapping[str, Callable[[RecipeLowering, int], Steps]] = MappingProxyTy
     op_name(tf32_weight): _tf32_parts,
     op_name(spread_taps): _spread_taps,
 })  # fmt: skip
-assert LOWERINGS.keys() == {*MAKES, *ProductWgmma().makes, *ConvWgmma().makes, *TokenMax.makes}
+assert LOWERINGS.keys() == {*MAKES, *GemmSm90().makes, *ConvSm90().makes, *TokenMax.makes}
 
 INSTANCES = (
     Instance("split", lambda device: _tf32_launch("float32", 2, 1 << 24, device.units)),

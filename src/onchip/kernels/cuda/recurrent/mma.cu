@@ -98,7 +98,7 @@ __device__ __forceinline__ void take_given(float (&v)[COUNT][4], const char* at,
 template <class P, int BLOCKS>
 __device__ __forceinline__ void store_states(char* at, float first, float second) {
     u32 words[2 / P::PER_WORD];
-    if constexpr (P::PER_WORD == 2) words[0] = pack<typename P::Number>(first, second);
+    if constexpr (P::PER_WORD == 2) words[0] = pack<typename P::Element>(first, second);
     else words[0] = P::word(first), words[1] = P::word(second);
 #pragma unroll
     for (int i = 0; i < 2 / P::PER_WORD; ++i) {
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(32 * WARPS, (Recurrence<Cell, P, T, H, F, WARP
                   SIZE = Shape::SIZE;
     constexpr bool IS_FAST = P::PER_WORD == 2, IS_LSTM = is_same<Cell, Lstm>, RESETS_LAST = is_same<Cell, GruAfter>;
     static_assert(H <= UNITS * BLOCKS, "a warp for every unit");
-    static_assert(F == 0 || is_same<T, typename P::Number>, "features are multiplied as they come");
+    static_assert(F == 0 || is_same<T, typename P::Element>, "features are multiplied as they come");
     extern __shared__ uint4 room[];
     const int rows = TILE * tiles, buffer = rows * LINE;  // bytes
     char* const states = reinterpret_cast<char*>(room);   // [BUFFERS][rows] lines
@@ -167,9 +167,9 @@ __global__ void __launch_bounds__(32 * WARPS, (Recurrence<Cell, P, T, H, F, WARP
         else __syncthreads();
     };
     const auto bring = [&](int stage) {  // copies the step at x to shared memory
-        constexpr int PIECE = Shape::PIECE, NUMBERS = PIECE / SIZE, PIECES = (F ? F : UNITS) / NUMBERS;  // per run
+        constexpr int PIECE = Shape::PIECE, ELEMENTS = PIECE / SIZE, PIECES = (F ? F : UNITS) / ELEMENTS;  // per run
         for (int i = threadIdx.x; i < used * TILE * Shape::RUNS * PIECES; i += THREADS) {
-            const int row = i / (Shape::RUNS * PIECES), run = i / PIECES % Shape::RUNS, at = i % PIECES * NUMBERS;
+            const int row = i / (Shape::RUNS * PIECES), run = i / PIECES % Shape::RUNS, at = i % PIECES * ELEMENTS;
             const bool is_there = row < there && (F || own + at < H);
             const T* const from = is_there ? x + row * x_row + run * H + at : x;
             char* const to = given + (stage * rows + row) * X_LINE + (run * UNITS + at) * SIZE;

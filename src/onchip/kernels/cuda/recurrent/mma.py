@@ -13,8 +13,8 @@ import numpy as np
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.common.precision import PRECISIONS, Precision, narrowed, round_tf32
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Argument,
     Budget,
     Instance,
@@ -26,21 +26,21 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.recurrent.register_resident import MOST_BLOCKS, WITHOUT_CLUSTERS
+from onchip.kernels.cuda.recurrent.register_resident import MAX_BLOCKS, WITHOUT_CLUSTERS
 from onchip.kernels.cuda.recurrent.simt import RecurrentShape
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Linear, Recurrent
 from onchip.network.recipe import Array, Recipe, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 TILE, OCTET = 16, 8  # sequences and units per mma
 FRAGMENT_BYTES = 256  # per gate of 8 units and k step
 GATES = {"Lstm": 4, "GruAfter": 3, "GruBefore": 3, "RnnTanh": 1, "RnnRelu": 1}
-MOST_WARPS = {64: 16, 128: 8}  # per SM, by the most 32-bit words of recurrent weights per lane
+MAX_WARPS = {64: 16, 128: 8}  # per SM, by the most 32-bit words of recurrent weights per lane
 REGISTERS = 65536  # per SM
 RESERVED_BYTES = 1024  # of shared memory, per block
 # Measured on an H200, LSTM of 128 units, 1 to 16,384 sequences: time of a step apart from its tiles, and the share of
@@ -57,7 +57,7 @@ class RecurrentMmaLowering(RecurrentShape):
     precision: str
     units: int  # SMs
     shared_limit: int
-    most_blocks: int  # per cluster
+    max_blocks: int  # per cluster
 
     @property
     def computed(self) -> Precision:
@@ -68,17 +68,17 @@ class RecurrentMmaLowering(RecurrentShape):
         return GATES[self.cell]
 
     @property
-    def most_warps(self) -> int:
+    def max_warps(self) -> int:
         """Warps per SM; 0: the recurrent weights of a lane do not fit in registers."""
         words = 2 * self.gates * _steps(self.H, self.computed)
-        return next((warps for most, warps in MOST_WARPS.items() if words <= most), 0)
+        return next((warps for most, warps in MAX_WARPS.items() if words <= most), 0)
 
     @property
     def blocks(self) -> int:
         """Blocks per cluster, so that every unit has a warp; 0: too many units."""
-        counts = (1 << i for i in range(self.most_blocks.bit_length()))
+        counts = (1 << i for i in range(self.max_blocks.bit_length()))
         octets = math.ceil(self.H / OCTET)
-        return next((count for count in counts if math.ceil(octets / count) <= self.most_warps), 0)
+        return next((count for count in counts if math.ceil(octets / count) <= self.max_warps), 0)
 
     @property
     def warps(self) -> int:
@@ -88,7 +88,7 @@ class RecurrentMmaLowering(RecurrentShape):
     @property
     def blocks_at_a_time(self) -> int:
         """Resident blocks per SM."""
-        return self.most_warps // self.warps
+        return self.max_warps // self.warps
 
     @property
     def tile_bytes(self) -> int:
@@ -108,14 +108,14 @@ class RecurrentMmaLowering(RecurrentShape):
         return fragments * FRAGMENT_BYTES + self.gates * self.warps * OCTET * 4
 
     @property
-    def most_tiles(self) -> int:
+    def max_tiles(self) -> int:
         """Tiles per block that fit in shared memory next to the SM's other blocks."""
         room = (self.shared_limit + RESERVED_BYTES) // self.blocks_at_a_time - RESERVED_BYTES
         return max(0, room - self.weight_bytes) // self.tile_bytes
 
     @property
     def fits(self) -> bool:
-        return self.blocks > 0 and self.most_tiles > 0
+        return self.blocks > 0 and self.max_tiles > 0
 
     def rounds(self, N: int, tiles: int) -> int:
         """Waves of blocks."""
@@ -124,7 +124,7 @@ class RecurrentMmaLowering(RecurrentShape):
 
     def tiles_for(self, N: int) -> int:
         """Tiles per block with the least estimated time; a step costs one extra tile. The choice changes no bit."""
-        return min(range(1, self.most_tiles + 1), key=lambda tiles: self.rounds(N, tiles) * (1 + tiles))
+        return min(range(1, self.max_tiles + 1), key=lambda tiles: self.rounds(N, tiles) * (1 + tiles))
 
     def run_us(self, N: int, tile_us: float) -> float:
         """tile_us: time of one tile of all blocks that share an SM"""
@@ -138,7 +138,7 @@ class RecurrentMmaLowering(RecurrentShape):
         N = B * self.sequences
         if not N:
             return Steps(())
-        head = f"{self.cell}, {self.computed.name}, {NUMBERS[self.dtype]}"
+        head = f"{self.cell}, {self.computed.name}, {ELEMENT_TYPES[self.dtype]}"
         sizes = f"{self.H}, {self.features}, {self.warps}, {self.blocks}"
         program = Program(SOURCE, f"recurrent_mma<{head}, {sizes}>")
         tiles = self.tiles_for(N)
@@ -182,7 +182,7 @@ class RecurrentMma:
         if job.is_training or not isinstance(layer, Recurrent) or device.arch not in ARCHITECTURES:
             return
         shape = RecurrentShape.of(net, nodes[-1])
-        if shape.dtype not in NUMBERS:
+        if shape.dtype not in ELEMENT_TYPES:
             return
         features, computed = 0, PRECISIONS[job.precision]
         if is_product:
@@ -196,7 +196,7 @@ class RecurrentMma:
         lowering = RecurrentMmaLowering(
             **vars(shape), features=features, has_input_bias=is_product and "bias" in first.weights,
             precision=job.precision, units=device.units, shared_limit=device.fast_bytes,
-            most_blocks=1 if device.arch in WITHOUT_CLUSTERS else MOST_BLOCKS,
+            max_blocks=1 if device.arch in WITHOUT_CLUSTERS else MAX_BLOCKS,
         )  # fmt: skip
         if not lowering.fits:
             if not is_product:
@@ -219,11 +219,11 @@ def _claim(net: Network, nodes: list[Node], lowering: RecurrentMmaLowering, devi
         RecurrentMma.name,
         f"{RecurrentMma.name}<{f'{lowering.features},' if lowering.features else ''}{kind},{lowering.H}>",
         tuple(node.name for node in nodes),
-        Price(
+        Cost(
             flop, sum(net.types[value].row_bytes for value in (*values, nodes[-1].name)),
             sum(recipe.nbytes for recipe in recipes.values()), precision="tf32" if is_split else "",
             rate=flop * job.batch / (lowering.run_us(N, tile_us) * 1e-6 * rate),
-            least_us=lowering.S * (STEP_US + tile_us), why_slow="steps wait for each other",
+            min_us=lowering.S * (STEP_US + tile_us), why_slow="steps wait for each other",
         ),
         f"{lowering.S} steps in one launch, tensor cores, the recurrence in registers",
         recipes,
@@ -297,7 +297,7 @@ def _instance(cell: str, precision: str, dtype: str, H: int, features: int = 0) 
     def launch(device: Device) -> KernelLaunch:
         made = RecurrentMmaLowering(
             cell, dtype, 1, 64, 1, H, False, "sequence", cell == "GruAfter", (), features, features > 0, precision,
-            device.units, device.fast_bytes, MOST_BLOCKS,
+            device.units, device.fast_bytes, MAX_BLOCKS,
         )  # fmt: skip
         return made.at(1 << 14).launches[0]
 

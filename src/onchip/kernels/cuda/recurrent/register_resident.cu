@@ -43,7 +43,7 @@ __device__ __forceinline__ void add_up(float (&v)[G][NS], int slice) {
 // output   0: every step, 1: the last state, 2: the last cell
 template <class Cell, class T, int SLICES, int PIECES, int NS, int MOST>
 __global__ void __launch_bounds__(MOST)
-    recurrent_held(const T* x, const float* R, const float* bias, const T* first_h, const T* first_c, T* y, long long N,
+    recurrent_register_resident(const T* x, const float* R, const float* bias, const T* first_h, const T* first_c, T* y, long long N,
                    long long S, unsigned D, int H, int units, unsigned blocks, unsigned backwards, unsigned output) {
     constexpr int G = GATES<Cell>, PADDED = 4 * SLICES * PIECES, ALIKE = SLICES / NS;  // lanes with the same sums
     static_assert(ALIKE * NS == SLICES, "as many lanes for each sequence");
@@ -67,18 +67,18 @@ __global__ void __launch_bounds__(MOST)
     for (int i = threadIdx.x; i < NS * PADDED; i += blockDim.x) {
         const int r = i / PADDED, k = i % PADDED;
         const bool is_given = first_h != nullptr && k < H && first + r < N;
-        states[0][r][k] = is_given ? load_wide(first_h + ((first + r) * D + d) * H + k) : 0.0f;
+        states[0][r][k] = is_given ? load_acc(first_h + ((first + r) * D + d) * H + k) : 0.0f;
         states[1][r][k] = 0.0f;
     }
     const long long own = (mine * D + d) * H + unit;
-    float state = first_h != nullptr && is_there ? load_wide(first_h + own) : 0.0f;
-    float cell = first_c != nullptr && is_there ? load_wide(first_c + own) : 0.0f;
+    float state = first_h != nullptr && is_there ? load_acc(first_h + own) : 0.0f;
+    float cell = first_c != nullptr && is_there ? load_acc(first_c + own) : 0.0f;
     const float inside = is_same<Cell, GruAfter> && bias != nullptr && has_unit ? bias[d * H + unit] : 0.0f;
     x += ((mine * S + start) * D + d) * G * H + unit;
     y += ((mine * S + start) * D + d) * H + unit;
     float given[G], ahead[G];
 #pragma unroll
-    for (int g = 0; g < G; ++g) ahead[g] = is_there ? load_wide(x + g * H) : 0.0f;
+    for (int g = 0; g < G; ++g) ahead[g] = is_there ? load_acc(x + g * H) : 0.0f;
     if (blocks > 1) wait_for_cluster();
     else __syncthreads();
 
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(MOST)
 #pragma unroll
         for (int g = 0; g < G; ++g) {
             given[g] = ahead[g];
-            ahead[g] = is_there && step + 1 < S ? load_wide(x + g * H) : 0.0f;
+            ahead[g] = is_there && step + 1 < S ? load_acc(x + g * H) : 0.0f;
         }
         float sums[G][NS];
 #pragma unroll
@@ -114,11 +114,11 @@ __global__ void __launch_bounds__(MOST)
             for (unsigned block = slice % ALIKE; blocks > 1 && block < blocks; block += ALIKE)
                 store_to_block(to, block, state);
         }
-        if (output == 0 && is_there && slice % ALIKE == 0) store_wide(y, state);
+        if (output == 0 && is_there && slice % ALIKE == 0) store_acc(y, state);
         y += way * static_cast<long long>(D) * H;
         if (blocks > 1) wait_for_cluster();
         else __syncthreads();
     }
     y += own - ((mine * S + start + way * S) * D + d) * H - unit;  // rewind to the offset of the last state
-    if (output != 0 && is_there && slice % ALIKE == 0) store_wide(y, output == 2 ? cell : state);
+    if (output != 0 && is_there && slice % ALIKE == 0) store_acc(y, output == 2 ? cell : state);
 }

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from onchip.kernels.cuda.common.precision import PRECISIONS
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Budget,
     Instance,
     Int64,
@@ -24,56 +24,56 @@ from onchip.kernels.cuda.recurrent.simt import RecurrentShape, gate_recipes, mov
 from onchip.network.graph import Network
 from onchip.network.layers import Recurrent
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 WITHOUT_CLUSTERS = ("sm_80", "sm_86", "sm_89")
-TERMS, LEAST_SLICES, MOST_SLICES = 16, 4, 32  # K elements per lane; lanes per unit
-THREADS, MOST_THREADS, MOST_BLOCKS = 256, 512, 8  # per block: preferred, at most; blocks per cluster
-MOST_SEQUENCES = {THREADS: 8, MOST_THREADS: 4}  # per cluster
+TERMS, MIN_SLICES, MAX_SLICES = 16, 4, 32  # K elements per lane; lanes per unit
+THREADS, MAX_THREADS, MAX_BLOCKS = 256, 512, 8  # per block: preferred, at most; blocks per cluster
+MAX_SEQUENCES = {THREADS: 8, MAX_THREADS: 4}  # per cluster
 # Measured on an H200, LSTM of 128 units, 1 to 4,096 sequences: time of a step, by threads per block, and the time each
 # sequence of a cluster adds to it.
-STEP_US, SEQUENCE_US = {THREADS: 0.75, MOST_THREADS: 1.1}, 0.23
+STEP_US, SEQUENCE_US = {THREADS: 0.75, MAX_THREADS: 1.1}, 0.23
 
 
 @dataclass(frozen=True)
-class HeldLowering(RecurrentShape):
-    """recurrent_held(x, R, bias, first_h, first_c, y, N, S, D, H, units, blocks, backwards, output)"""
+class RegisterResidentLowering(RecurrentShape):
+    """recurrent_register_resident(x, R, bias, first_h, first_c, y, N, S, D, H, units, blocks, backwards, output)"""
 
     units: int  # SMs
-    most_blocks: int  # per cluster
+    max_blocks: int  # per cluster
 
     @property
     def slices(self) -> int:
         """Lanes that share a unit."""
-        return max(LEAST_SLICES, 1 << (math.ceil(self.H / TERMS) - 1).bit_length())
+        return max(MIN_SLICES, 1 << (math.ceil(self.H / TERMS) - 1).bit_length())
 
     def threads_of(self, blocks: int) -> int:
         return math.ceil(math.ceil(self.H / blocks) * self.slices / 32) * 32
 
     def fitting(self, threads: int) -> list[int]:
         """Cluster sizes at which a block has at most this many threads, so its recurrent weights fit in registers."""
-        counts = [1 << i for i in range(self.most_blocks.bit_length())] if self.slices <= MOST_SLICES else []
+        counts = [1 << i for i in range(self.max_blocks.bit_length())] if self.slices <= MAX_SLICES else []
         return [count for count in counts if self.threads_of(count) <= threads]
 
     def blocks_for(self, N: int) -> int:
         """Blocks per cluster: few sequences run faster on small blocks, many on few blocks with less exchange.
         The choice changes no bit."""
-        small, large = self.fitting(THREADS), self.fitting(MOST_THREADS)
+        small, large = self.fitting(THREADS), self.fitting(MAX_THREADS)
         return small[0] if small and N * self.D * small[0] <= self.units else large[0]
 
     def sequences_for(self, N: int) -> int:
         """Sequences per cluster: one, or enough that all clusters fit in one wave at one block per SM."""
         blocks = self.blocks_for(N)
-        most = min(MOST_SEQUENCES[_most_threads(self.threads_of(blocks))], self.slices)
+        most = min(MAX_SEQUENCES[_max_threads(self.threads_of(blocks))], self.slices)
         wanted = math.ceil(N * self.D / max(1, self.units // blocks))
         return min(most, 1 << (max(1, wanted) - 1).bit_length())
 
     def round_us(self, N: int) -> float:
         """Time of one wave of clusters, all steps."""
         return self.S * (
-            STEP_US[_most_threads(self.threads_of(self.blocks_for(N)))] + SEQUENCE_US * self.sequences_for(N)
+            STEP_US[_max_threads(self.threads_of(self.blocks_for(N)))] + SEQUENCE_US * self.sequences_for(N)
         )
 
     def run_us(self, N: int) -> float:
@@ -86,23 +86,23 @@ class HeldLowering(RecurrentShape):
             return Steps(())
         NS, blocks = self.sequences_for(N), self.blocks_for(N)
         threads = self.threads_of(blocks)
-        sizes = f"{self.slices}, {math.ceil(self.H / (4 * self.slices))}, {NS}, {_most_threads(threads)}"
-        program = Program(SOURCE, f"recurrent_held<{self.cell}, {NUMBERS[self.dtype]}, {sizes}>")
+        sizes = f"{self.slices}, {math.ceil(self.H / (4 * self.slices))}, {NS}, {_max_threads(threads)}"
+        program = Program(SOURCE, f"recurrent_register_resident<{self.cell}, {ELEMENT_TYPES[self.dtype]}, {sizes}>")
         grid = math.ceil(N / NS) * self.D * blocks
         config = LaunchConfig((grid, 1, 1), (threads, 1, 1), 0, cluster=blocks)
         numbers = (UInt32(self.H), UInt32(math.ceil(self.H / blocks)), UInt32(blocks))
         arguments = (*self.arrays, Int64(N), Int64(self.S), UInt32(self.D), *numbers, *self.how)
-        budget = Budget(registers=min(255, 65536 // _most_threads(threads)), spill_bytes=64)
+        budget = Budget(registers=min(255, 65536 // _max_threads(threads)), spill_bytes=64)
         return Steps((KernelLaunch(program, config, arguments, budget),))
 
 
-def _most_threads(threads: int) -> int:
+def _max_threads(threads: int) -> int:
     """The thread count that the block is compiled for."""
-    return THREADS if threads <= THREADS else MOST_THREADS
+    return THREADS if threads <= THREADS else MAX_THREADS
 
 
-class RecurrentHeld:
-    name = "recurrent_held"
+class RecurrentRegisterResident:
+    name = "recurrent_register_resident"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # accumulates in float32
 
@@ -112,11 +112,11 @@ class RecurrentHeld:
         if job.is_training or not isinstance(layer, Recurrent) or device.arch not in ARCHITECTURES:
             return
         shape = RecurrentShape.of(net, node)
-        if shape.dtype not in NUMBERS or shape.cell == "GruBefore":
+        if shape.dtype not in ELEMENT_TYPES or shape.cell == "GruBefore":
             return
-        most_blocks = 1 if device.arch in WITHOUT_CLUSTERS else MOST_BLOCKS
-        lowering = HeldLowering(**vars(shape), units=device.units, most_blocks=most_blocks)
-        if not lowering.fitting(MOST_THREADS):
+        max_blocks = 1 if device.arch in WITHOUT_CLUSTERS else MAX_BLOCKS
+        lowering = RegisterResidentLowering(**vars(shape), units=device.units, max_blocks=max_blocks)
+        if not lowering.fitting(MAX_THREADS):
             held = f"holds the recurrence of {shape.H:,} units in registers of no cluster of {device.arch}"
             yield Refusal(self.name, node.name, held)
             return
@@ -124,10 +124,10 @@ class RecurrentHeld:
         N = job.batch * shape.sequences
         yield Claim(
             self.name, f"{self.name}<{layer.kind},{shape.H}>", (node.name,),
-            Price(
+            Cost(
                 flop, moved_bytes(net, node), sum(recipe.nbytes for recipe in recipes.values()), precision="fp32",
                 rate=flop * job.batch / (lowering.run_us(N) * 1e-6 * device.flops["fp32"]),
-                least_us=lowering.round_us(N), why_slow="steps wait for each other",
+                min_us=lowering.round_us(N), why_slow="steps wait for each other",
             ),
             f"{shape.S} steps in one launch, the recurrence in registers", recipes,
             order=f"lanes in steps of {4 * lowering.slices}, then a tree", facts=lowering,
@@ -136,8 +136,8 @@ class RecurrentHeld:
 
 def _instance(cell: str, dtype: str, H: int, B: int) -> Instance:
     def launch(device: Device) -> KernelLaunch:
-        made = HeldLowering(
-            cell, dtype, 1, 64, 1, H, False, "sequence", cell == "GruAfter", (), device.units, MOST_BLOCKS
+        made = RegisterResidentLowering(
+            cell, dtype, 1, 64, 1, H, False, "sequence", cell == "GruAfter", (), device.units, MAX_BLOCKS
         )
         return made.at(B).launches[0]
 

@@ -70,10 +70,10 @@ __device__ __forceinline__ void fetch(const T* at) {
 // output   0: every step, 1: the last state, 2: the last cell
 template <class Cell, class T, int ROWS>
 __global__ void __launch_bounds__(THREADS)
-    recurrent(const T* x, const wide_t<T>* R, const wide_t<T>* bias, const T* first_h, const T* first_c, T* y,
+    recurrent(const T* x, const acc_t<T>* R, const acc_t<T>* bias, const T* first_h, const T* first_c, T* y,
               long long N, long long S, unsigned D, unsigned units, unsigned lanes, unsigned backwards,
               unsigned output) {
-    using W = wide_t<T>;
+    using W = acc_t<T>;
     constexpr bool IS_LSTM = is_same<Cell, Lstm>, RESETS_FIRST = is_same<Cell, GruBefore>;
     constexpr int G = GATES<Cell>, TOGETHER = RESETS_FIRST ? 2 : G;  // gates; those summed in one pass
     extern __shared__ uint4 words[];
@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(THREADS)
     for (int u = lane; u < H; u += lanes)
         for (int r = 0; r < ROWS; ++r) {
             const long long from = ((begin + r) * D + d) * H + u;
-            h[u * stride + mine + r] = first_h && r < left ? load_wide(first_h + from) : W(0);
-            if constexpr (IS_LSTM) kept[u * stride + mine + r] = first_c && r < left ? load_wide(first_c + from) : W(0);
+            h[u * stride + mine + r] = first_h && r < left ? load_acc(first_h + from) : W(0);
+            if constexpr (IS_LSTM) kept[u * stride + mine + r] = first_c && r < left ? load_acc(first_c + from) : W(0);
         }
     __syncthreads();
 
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(THREADS)
             for (int r = 0; r < ROWS; ++r) {
                 W v[G];
 #pragma unroll
-                for (int g = 0; g < G; ++g) v[g] = r < left ? load_wide(given + r * S * x_step + g * H + u) : W(0);
+                for (int g = 0; g < G; ++g) v[g] = r < left ? load_acc(given + r * S * x_step + g * H + u) : W(0);
                 const int at = u * stride + mine + r;
                 if constexpr (RESETS_FIRST) {
                     kept[at] = exact_sigmoid(v[0] + total[0][r]);
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(THREADS)
                 add_units(total, late, next + mine, H, u, stride);
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
-                    const W v = r < left ? load_wide(given + r * S * x_step + 2 * H + u) : W(0);
+                    const W v = r < left ? load_acc(given + r * S * x_step + 2 * H + u) : W(0);
                     const int at = u * stride + mine + r;
                     h[at] = multiply_add(kept[at], h[at], (W(1) - kept[at]) * exact_tanh(v + total[0][r]));
                 }
@@ -152,10 +152,10 @@ __global__ void __launch_bounds__(THREADS)
         if (output == 0)
             for (int u = lane; u < H; u += lanes)
                 for (int r = 0; r < ROWS && r < left; ++r)
-                    store_wide(y + (((begin + r) * S + s) * D + d) * H + u, h[u * stride + mine + r]);
+                    store_acc(y + (((begin + r) * S + s) * D + d) * H + u, h[u * stride + mine + r]);
     }
     if (output != 0)
         for (int u = lane; u < H; u += lanes)
             for (int r = 0; r < ROWS && r < left; ++r)
-                store_wide(y + ((begin + r) * D + d) * H + u, (output == 2 ? kept : h)[u * stride + mine + r]);
+                store_acc(y + ((begin + r) * D + d) * H + u, (output == 2 ? kept : h)[u * stride + mine + r]);
 }

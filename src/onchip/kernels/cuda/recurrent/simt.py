@@ -30,12 +30,12 @@ from onchip.network.graph import Network, Node
 from onchip.network.layers import GRU, LSTM, RNN, Recurrent
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, CHUNK = 256, 64  # as in recurrent/simt.cu
-MOST_ROWS = {4: 8, 8: 4}  # sequences per thread, by accumulator bytes
+MAX_ROWS = {4: 8, 8: 4}  # sequences per thread, by accumulator bytes
 OUTPUTS = ("sequence", "last", "cell")
 # Measured on an H200, LSTM of 128 units: few sequences take 16 us per step, mostly to read the recurrent weights; 4,096
 # sequences reach this share of the fp32 peak.
@@ -104,7 +104,7 @@ class RecurrentLowering(RecurrentShape):
 
     def rows_for(self, N: int) -> int:
         """Sequences per thread: as many as fit in shared memory while every SM still gets a block."""
-        rows = MOST_ROWS[self.wide_bytes]
+        rows = MAX_ROWS[self.wide_bytes]
         while rows > 1 and (
             self.shared_bytes(rows) > self.shared_limit or -(-N // (THREADS // self.lanes * rows)) * self.D < self.units
         ):
@@ -124,7 +124,7 @@ class RecurrentLowering(RecurrentShape):
         return Steps((KernelLaunch(program, config, arguments, Budget(registers=128, spill_bytes=32)),))
 
 
-class RecurrentAlone:
+class RecurrentKernel:
     name = "recurrent"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # accumulates in float32, or in float64
@@ -149,10 +149,10 @@ class RecurrentAlone:
         step_us = STEP_US + recipes["recurrence"].nbytes / shape.D / READ_BYTES_US
         yield Claim(
             self.name, f"{self.name}<{layer.kind},{shape.H}>", (node.name,),
-            Price(
+            Cost(
                 net.row_flop(node), moved_bytes(net, node), sum(recipe.nbytes for recipe in recipes.values()),
                 rate=RATE * device.flops["fp32"] / device.flops[job.precision],  # fp32 FFMA at any precision
-                least_us=shape.S * step_us, why_slow="steps wait for each other",
+                min_us=shape.S * step_us, why_slow="steps wait for each other",
             ),
             f"{shape.S} steps in one launch", recipes,
             fast_bytes=lowering.shared_bytes(lowering.rows_for(job.batch)), order=f"units in order, parts of {CHUNK}",

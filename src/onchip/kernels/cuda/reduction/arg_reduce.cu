@@ -28,16 +28,16 @@ __device__ __forceinline__ bool comes_first(const Found<W>& a, const Found<W>& b
 
 template <class T, bool IS_MIN, bool LAST>
 __global__ void __launch_bounds__(THREADS) argument_rows(const T* x, long long* y, long long outer, long long N) {
-    using W = wide_t<T>;
+    using W = acc_t<T>;
     const long long step = static_cast<long long>(gridDim.x) * (THREADS / 32);
     const int lane = threadIdx.x % 32;
     for (long long row = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) / 32; row < outer; row += step) {
         const T* from = x + row * N;
         const long long first = lane < N ? lane : 0;  // lanes past N duplicate element 0
-        Found<W> best{load_wide(from + first), first};
+        Found<W> best{load_acc(from + first), first};
 #pragma unroll 4
         for (long long n = lane + 32; n < N; n += 32) {
-            const Found<W> next{load_wide(from + n), n};
+            const Found<W> next{load_acc(from + n), n};
             if (comes_first<IS_MIN, LAST>(next, best)) best = next;
         }
 #pragma unroll
@@ -52,15 +52,15 @@ __global__ void __launch_bounds__(THREADS) argument_rows(const T* x, long long* 
 template <class T, bool IS_MIN, bool LAST>
 __global__ void __launch_bounds__(THREADS)
     argument_columns(const T* x, long long* y, long long outer, long long N, long long inner) {
-    using W = wide_t<T>;
+    using W = acc_t<T>;
     const long long step = static_cast<long long>(gridDim.x) * THREADS, columns = outer * inner;
     for (long long column = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; column < columns;
          column += step) {
         const T* from = x + column + column / inner * (N - 1) * inner;
-        Found<W> best{load_wide(from), 0};
+        Found<W> best{load_acc(from), 0};
 #pragma unroll 4
         for (long long n = 1; n < N; ++n) {
-            const Found<W> next{load_wide(from + n * inner), n};
+            const Found<W> next{load_acc(from + n * inner), n};
             if (comes_first<IS_MIN, LAST>(next, best)) best = next;
         }
         y[column] = best.at;

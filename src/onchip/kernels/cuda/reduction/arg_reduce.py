@@ -25,11 +25,11 @@ from onchip.kernels.cuda.common.program import (
 from onchip.network.graph import Network
 from onchip.network.layers import ArgMax, ArgMin
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, BLOCKS_A_UNIT = 256, 32
+THREADS, BLOCKS_PER_SM = 256, 32
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class ArgumentLowering:
         name = f"argument_{'rows' if is_row else 'columns'}<{FLOATS[self.dtype]}, {flags}>"
         sizes = (outer, self.N) if is_row else (outer, self.N, self.inner)
         threads = outer * 32 if is_row else outer * self.inner
-        config = in_line(min(-(-threads // THREADS), self.units * BLOCKS_A_UNIT))
+        config = in_line(min(-(-threads // THREADS), self.units * BLOCKS_PER_SM))
         arguments: tuple[Argument, ...] = (Input(0), Output(0), *map(Int64, sizes))
         return Steps((KernelLaunch(Program(SOURCE, name), config, arguments, Budget(registers=64)),))
 
 
-class ArgumentAlone:
-    name = "argument"
+class ArgReduceKernel:
+    name = "arg_reduce"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # comparisons are exact
 
@@ -77,7 +77,7 @@ class ArgumentAlone:
         outer, inner = math.prod(x.row_shape[:axis]), math.prod(x.row_shape[axis + 1 :])
         yield Claim(
             self.name, f"{layer.kind.lower()}<{1 + axis}>", (node.name,),
-            Price(net.row_flop(node), x.row_bytes + y.row_bytes), "one layer by itself",
+            Cost(net.row_flop(node), x.row_bytes + y.row_bytes), "one layer by itself",
             facts=ArgumentLowering(
                 x.dtype, isinstance(layer, ArgMin), layer.last, outer, x.row_shape[axis], inner, device.units
             ),

@@ -45,9 +45,9 @@ __device__ __forceinline__ void load_weights(const W* of_part, u32 n, const Divi
 }
 template <class T, int V>
 __device__ __forceinline__ void finish(
-    T* to, const wide_t<T> (&v)[V], wide_t<T> scale, const wide_t<T>* weight, const wide_t<T>* bias, u32 n,
+    T* to, const acc_t<T> (&v)[V], acc_t<T> scale, const acc_t<T>* weight, const acc_t<T>* bias, u32 n,
     const Norm& how) {
-    wide_t<T> made[V], w[V];
+    acc_t<T> made[V], w[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) made[j] = v[j] * scale;
     if (weight != nullptr) {
@@ -72,10 +72,10 @@ __device__ __forceinline__ const W* of_part(const W* weights, long long part, co
 // LANES  threads per part: within a warp, or a block
 // ITEMS  vectors of V held per thread: N <= LANES * ITEMS * V
 template <class T, int V, int LANES, int ITEMS>
-__global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 || (LANES == 32 && V == 1 && ITEMS > 16) ? 2 : 3)
-    norm_lanes(const T* x, const wide_t<T>* weight, const wide_t<T>* bias, T* y, long long outer, int N, Norm how,
+__global__ void __launch_bounds__(THREADS, sizeof(acc_t<T>) == 8 || (LANES == 32 && V == 1 && ITEMS > 16) ? 2 : 3)
+    norm_lanes(const T* x, const acc_t<T>* weight, const acc_t<T>* bias, T* y, long long outer, int N, Norm how,
                Added<T> added) {
-    using W = wide_t<T>;
+    using W = acc_t<T>;
     constexpr int PARTS = THREADS / LANES;
     const int me = threadIdx.x % LANES * V;
     // All threads of a warp run the same number of iterations, for the shuffles.
@@ -137,8 +137,8 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 || (LANES == 3
 // A block per part of any length; three passes.
 template <class T, int V>
 __global__ void __launch_bounds__(THREADS)
-    norm_rows(const T* x, const wide_t<T>* weight, const wide_t<T>* bias, T* y, long long outer, int N, Norm how) {
-    using W = wide_t<T>;
+    norm_rows(const T* x, const acc_t<T>* weight, const acc_t<T>* bias, T* y, long long outer, int N, Norm how) {
+    using W = acc_t<T>;
     for (long long part = blockIdx.x; part < outer; part += gridDim.x) {
         const T* from = x + part * N;
         W v[V], shift = 0;

@@ -36,14 +36,14 @@ from onchip.network.layers.norm import NormParts
 from onchip.network.recipe import Array, Recipe, as_is, recipe_op
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, BLOCKS_A_UNIT, WAVES = 256, 8, 32
-MOST_HELD = 32  # elements held per thread
+THREADS, BLOCKS_PER_SM, WAVES = 256, 8, 32
+MAX_HELD = 32  # elements held per thread
 WANTED = 8  # elements per thread preferred for short parts
-MOST_NUMBERS = 1 << 30  # per part
+MAX_NUMBERS = 1 << 30  # per part
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class NormLowering:
     def lanes(self) -> int:
         """Threads per part: some of a warp, a warp, or a block; 0: a block that does not hold the part in registers."""
         held = -(-self.parts.size // WANTED)
-        if self.parts.size <= 32 * MOST_HELD:
+        if self.parts.size <= 32 * MAX_HELD:
             return min(32, 1 << (held - 1).bit_length())
-        return THREADS if self.parts.size <= THREADS * MOST_HELD else 0
+        return THREADS if self.parts.size <= THREADS * MAX_HELD else 0
 
     @property
     def program(self) -> Program:
@@ -89,7 +89,7 @@ class NormLowering:
         how = divider(self.parts.run).data + struct.pack(
             "<IIId", self.weights // each or 1, each, self.is_centred, self.eps
         )
-        blocks = min(-(-outer * (self.lanes or THREADS) // THREADS), self.units * BLOCKS_A_UNIT * WAVES)
+        blocks = min(-(-outer * (self.lanes or THREADS) // THREADS), self.units * BLOCKS_PER_SM * WAVES)
         weight, bias = (Weight(role) if role in self.roles else Int64(0) for role in ("weight", "bias"))
         arguments: tuple[Argument, ...] = (
             Input(0), weight, bias, Output(int(self.gives_sum)), Int64(outer), UInt32(self.parts.size), Struct((), how),
@@ -108,7 +108,7 @@ class NormLowering:
         )
 
 
-class NormAlone:
+class NormKernel:
     name = "norm"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # computes in float32, or in float64
@@ -123,9 +123,9 @@ class NormAlone:
         add = net.nodes[start] if node is not net.nodes[start] else None
         x = net.types[node.inputs[0]]
         parts = node.layer.parts(x)
-        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or parts.size >= MOST_NUMBERS:
+        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or parts.size >= MAX_NUMBERS:
             if add is None:
-                why = f"normalises fewer than {MOST_NUMBERS:,} of {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
+                why = f"normalises fewer than {MAX_NUMBERS:,} of {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
                 yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
         elif add is None or (node.inputs == (add.name,) and _takes(net, add)):
             claim = _claim(net, node, add, device)
@@ -157,8 +157,8 @@ def _claim(net: Network, node: Node, add: Node | None, device: Device) -> Claim:
             recipes["added"] = Recipe.of(stretched, (constant,), x.row_shape, x.dtype, to=x.row_shape)
     roles = tuple(node.weights)
     return Claim(
-        NormAlone.name, f"{layer.kind.lower()}<{parts.size}{',Add' if adds else ''}>", nodes,
-        Price(
+        NormKernel.name, f"{layer.kind.lower()}<{parts.size}{',Add' if adds else ''}>", nodes,
+        Cost(
             sum(net.row_flop(net.by_name[name]) for name in nodes), values * x.row_bytes,
             sum(recipe.nbytes for recipe in recipes.values()),
         ),

@@ -22,13 +22,13 @@ template <class Extreme>
 struct OfExtremes {
     using Op = Extreme;
     template <class T>
-    using Total = wide_t<T>;
+    using Total = acc_t<T>;
     template <class W>
     static __device__ __forceinline__ W join(W total, W v) {
         return Op::join(total, v);
     }
     template <class T>
-    static __device__ __forceinline__ wide_t<T> finish(wide_t<T> total, long long, double) {
+    static __device__ __forceinline__ acc_t<T> finish(acc_t<T> total, long long, double) {
         return total;
     }
 };
@@ -40,22 +40,22 @@ struct Plus {
     using Total = double;
     static __device__ __forceinline__ double join(double total, double v) { return total + v; }
     template <class T>
-    static __device__ __forceinline__ wide_t<T> finish(double total, long long, double) {
-        return static_cast<wide_t<T>>(total);
+    static __device__ __forceinline__ acc_t<T> finish(double total, long long, double) {
+        return static_cast<acc_t<T>>(total);
     }
 };
 struct Mean : Plus {
     // Multiplying by 1 / N is as accurate as dividing once rounded to float32, and costs a thirtieth.
     template <class T>
-    static __device__ __forceinline__ wide_t<T> finish(double total, long long N, double share) {
-        return static_cast<wide_t<T>>(is_same<T, double> ? total / N : total * share);
+    static __device__ __forceinline__ acc_t<T> finish(double total, long long N, double share) {
+        return static_cast<acc_t<T>>(is_same<T, double> ? total / N : total * share);
     }
 };
 struct Norm : Plus {
     static __device__ __forceinline__ double join(double total, double v) { return fma(v, v, total); }
     template <class T>
-    static __device__ __forceinline__ wide_t<T> finish(double total, long long, double) {
-        return static_cast<wide_t<T>>(sqrt(total));
+    static __device__ __forceinline__ acc_t<T> finish(double total, long long, double) {
+        return static_cast<acc_t<T>>(sqrt(total));
     }
 };
 
@@ -76,12 +76,12 @@ __global__ void __launch_bounds__(SHORT_THREADS, 12)
             Total total = How::Op::template nothing<Total>();
 #pragma unroll 8 / V
             for (int n = 0; n < N; n += V) {
-                wide_t<T> v[V];
+                acc_t<T> v[V];
                 load_neighbours(mine + n, v);
 #pragma unroll
                 for (int j = 0; j < V; ++j) total = How::join(total, static_cast<Total>(v[j]));
             }
-            store_wide(y + first + row, How::template finish<T>(total, N, share));
+            store_acc(y + first + row, How::template finish<T>(total, N, share));
         }
         __syncwarp();
     }
@@ -101,13 +101,13 @@ __global__ void __launch_bounds__(THREADS) reduce_rows(const T* x, T* y, long lo
         Total total = How::Op::template nothing<Total>();
 #pragma unroll 4
         for (const T* from = x + row * N + me * V; from < end; from += LANES * V) {
-            wide_t<T> v[V];
+            acc_t<T> v[V];
             load_neighbours(from, v);
 #pragma unroll
             for (int j = 0; j < V; ++j) total = How::join(total, static_cast<Total>(v[j]));
         }
         total = reduce_lanes<typename How::Op, LANES>(total);
-        if (me == 0) store_wide(y + row, How::template finish<T>(total, N, share));
+        if (me == 0) store_acc(y + row, How::template finish<T>(total, N, share));
     }
 }
 
@@ -131,13 +131,13 @@ __global__ void __launch_bounds__(THREADS)
         for (int j = 0; j < V; ++j) total[j] = How::Op::template nothing<Total>();
 #pragma unroll 4
         for (long long n = line; n < N; n += LINES, from += step) {
-            wide_t<T> v[V];
+            acc_t<T> v[V];
             load_neighbours(from, v);
 #pragma unroll
             for (int j = 0; j < V; ++j) total[j] = How::join(total[j], static_cast<Total>(v[j]));
         }
         if constexpr (LINES == 1) {
-            wide_t<T> made[V];
+            acc_t<T> made[V];
 #pragma unroll
             for (int j = 0; j < V; ++j) made[j] = How::template finish<T>(total[j], N, share);
             if (begin + lane < columns) store_neighbours(y + column, made);
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(THREADS)
                 Total all = totals[0][mine];
 #pragma unroll
                 for (int other = 1; other < LINES; ++other) all = How::Op::join(all, totals[other][mine]);
-                store_wide(y + begin + mine, How::template finish<T>(all, N, share));
+                store_acc(y + begin + mine, How::template finish<T>(all, N, share));
             }
             __syncthreads();
         }

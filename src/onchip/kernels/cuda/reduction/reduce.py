@@ -46,19 +46,19 @@ from onchip.network.layers import (
 )
 from onchip.network.types import DTYPE_BYTES, TensorType
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying, row_axis_lying
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, stored_row_axis, stored_type
 
 ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent
-THREADS, LINES, BLOCKS_A_UNIT = 256, 8, 8
+THREADS, LINES, BLOCKS_PER_SM = 256, 8, 8
 MANY, MANY_LINES = 256, 32  # columns of at least MANY elements are split further: a single image has few columns
 SHORT = {2: 64, 4: 64, 8: 32}  # longest row that a thread reads from shared memory, by element bytes
 SHORT_THREADS, SHORT_WARPS = 128, 4  # per block
-PIECE_BYTES = 2560  # per warp, unless 32 rows are more
+CHUNK_BYTES = 2560  # per warp, unless 32 rows are more
 NEVER = 1 << 14  # more 16 B words than a chunk has
 LONG = 1024  # longest row for one warp; longer rows take a block
-MOST_ITEMS = {1: 32, 4: 8}  # adjacent columns per thread -> elements of each that it holds
+MAX_ITEMS = {1: 32, 4: 8}  # adjacent columns per thread -> elements of each that it holds
 WAVES = 32  # of blocks at most: many waves keep the tail short
 REDUCTIONS: dict[type[Layer], str] = {
     GlobalMax: "Max", GlobalMin: "Min", GlobalSum: "Plus", GlobalMean: "Mean", GlobalNorm: "Norm",
@@ -85,19 +85,19 @@ def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: i
         row_bytes = N * DTYPE_BYTES[dtype]
         V, is_even = math.gcd(16, row_bytes) // DTYPE_BYTES[dtype], row_bytes % 32 == 0
         name = f"{file}_short<{given}, {V}{f', {_held(N)}' if file == 'softmax' else ''}>"
-        together = 32 * max(1, PIECE_BYTES // (32 * row_bytes))
+        together = 32 * max(1, CHUNK_BYTES // (32 * row_bytes))
         sizes = Int64(outer), UInt32(N), UInt32(together), parts(row_bytes // 16 if is_even else NEVER)
         threads, blocks, waves = SHORT_THREADS, -(-outer // (SHORT_WARPS * together)), WAVES
         shared_bytes = SHORT_WARPS * together * (row_bytes + 16 * is_even)
     elif file == "reduce":
         name, blocks = f"reduce_rows<{given}, {lanes}, {_neighbours(dtype, N)}>", -(-outer * lanes // THREADS)
-    elif THREADS * MOST_ITEMS[1] < N:
+    elif THREADS * MAX_ITEMS[1] < N:
         name, blocks = f"softmax_rows<{given}>", outer
     else:
         name = f"softmax_lanes<{given}, {lanes}, {_held(-(-N // lanes))}>"
         sizes, blocks = (Int64(outer), UInt32(N)), -(-outer * lanes // THREADS)
     program = Program(FOLDER / f"{file}.cu", name)
-    config = LaunchConfig((min(blocks, units * BLOCKS_A_UNIT * waves), 1, 1), (threads, 1, 1), shared_bytes)
+    config = LaunchConfig((min(blocks, units * BLOCKS_PER_SM * waves), 1, 1), (threads, 1, 1), shared_bytes)
     budget = Budget(registers=128, spill_bytes=16)  # on sm_100, with four blocks per SM
     return KernelLaunch(program, config, (x, Output(0), *sizes), budget)
 
@@ -107,10 +107,10 @@ def columns_for(dtype: str, N: int, inner: int) -> tuple[int, int, int]:
 
     Several columns if they are aligned and if a column that fits in registers still does.
     """
-    lines = 1 if MOST_ITEMS[4] >= N else LINES
+    lines = 1 if MAX_ITEMS[4] >= N else LINES
     held = -(-N // lines)
-    V = 1 if MOST_ITEMS[4] < held <= MOST_ITEMS[1] else _neighbours(dtype, inner)
-    return V, lines, _held(held) if held <= MOST_ITEMS[V] else 0
+    V = 1 if MAX_ITEMS[4] < held <= MAX_ITEMS[1] else _neighbours(dtype, inner)
+    return V, lines, _held(held) if held <= MAX_ITEMS[V] else 0
 
 
 def _held(N: int) -> int:
@@ -164,7 +164,7 @@ class ReduceLowering:
         return Steps((turned, rows), count * item_bytes)
 
 
-class ReduceAlone:
+class ReduceKernel:
     name = "reduce"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # computes in float32, or in float64
@@ -188,19 +188,19 @@ class ReduceAlone:
             ("softmax", SOFTMAXES[type(layer)]) if is_softmax else ("reduce", REDUCTIONS.get(type(layer), "Mean"))
         )
         for layout in _layouts(net, node, axes):
-            lies = lying(x, layout)
-            walked = tuple(sorted(1 + row_axis_lying(axis, len(x.shape), layout) for axis in axes))
+            lies = stored_type(x, layout)
+            walked = tuple(sorted(1 + stored_row_axis(axis, len(x.shape), layout) for axis in axes))
             lowering = ReduceLowering(file, how, x.dtype, lies.row_shape, walked, device.units)
             is_moved = lowering.middle(2) is None
             moved = 2 * x.row_bytes if is_moved else 0
             is_last = layout == CHANNELS_LAST
             yield Claim(
                 self.name, f"{layer.kind.lower()}<{','.join(map(str, axes))}>", (node.name,),
-                Price(net.row_flop(node), x.row_bytes + y.row_bytes + moved, launches=2 if is_moved else 1),
+                Cost(net.row_flop(node), x.row_bytes + y.row_bytes + moved, launches=2 if is_moved else 1),
                 "one layer by itself", facts=lowering,
                 order="" if how in ("Max", "Min") else "in threads, then in a tree",
                 reads={node.inputs[0]: Use(layout)} if is_last else {},
-                gives={node.name: layout} if is_last and is_softmax else {},
+                writes={node.name: layout} if is_last and is_softmax else {},
             )  # fmt: skip
 
 
@@ -209,8 +209,8 @@ def _layouts(net: Network, node: Node, axes: tuple[int, ...]) -> Iterator[str]:
     x, y = net.types[node.inputs[0]], net.types[node.name]
     if not _is_whole_window(node.layer, x):  # else a pool kernel claims it
         yield ROWS
-    may_turn = axes == tuple(range(2, len(x.shape))) or (x == y and net.readers(node.name))
-    if may_turn and has_channels(x) and node.inputs[0] not in net.inputs:
+    may_be_nhwc = axes == tuple(range(2, len(x.shape))) or (x == y and net.readers(node.name))
+    if may_be_nhwc and has_channels(x) and node.inputs[0] not in net.inputs:
         yield CHANNELS_LAST
 
 

@@ -18,10 +18,10 @@ __global__ void __launch_bounds__(256)
         const long long inside = length < window ? 0 : (length - window) / stride + 1;
         const long long count = inside < P ? inside : P;
         const T* from = x + b * C * P + (i - b * C) * channel_step;
-        wide_t<T> most = 0;  // result without any window
-        if (count) most = load_wide(from);
+        acc_t<T> most = 0;  // result without any window
+        if (count) most = load_acc(from);
 #pragma unroll 4
-        for (long long p = 1; p < count; ++p) most = Largest::join(most, load_wide(from + p * window_step));
-        store_wide(y + i, most);
+        for (long long p = 1; p < count; ++p) most = Largest::join(most, load_acc(from + p * window_step));
+        store_acc(y + i, most);
     }
 }

@@ -24,12 +24,12 @@ from onchip.kernels.cuda.embedding.gather import IDS
 from onchip.network.graph import Network
 from onchip.network.layers import SequenceMax
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Cost, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, BLOCKS_A_UNIT = 256, 32
+THREADS, BLOCKS_PER_SM = 256, 32
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class SequenceMaxLowering:
         program = Program(SOURCE, f"sequence_max<{FLOATS[self.dtypes[0]]}, {IDS[self.dtypes[1]]}>")
         steps = (1, self.C) if self.channels_last else (self.P, 1)
         sizes = map(Int64, (B, self.C, self.P, *steps, self.window, self.stride))
-        config = in_line(min(-(-B * self.C // THREADS), self.units * BLOCKS_A_UNIT))
+        config = in_line(min(-(-B * self.C // THREADS), self.units * BLOCKS_PER_SM))
         return Steps((KernelLaunch(program, config, (Input(0), Input(1), Output(0), *sizes), Budget(registers=48)),))
 
 
-class SequenceMaxAlone:
+class SequenceMaxKernel:
     name = "sequence_max"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # a maximum is exact
@@ -70,12 +70,12 @@ class SequenceMaxAlone:
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
         C, P = (int(d) for d in x.row_shape)
-        may_turn = has_channels(x) and node.inputs[0] not in net.inputs
-        for layout in (ROWS, CHANNELS_LAST) if may_turn else (ROWS,):
+        may_be_nhwc = has_channels(x) and node.inputs[0] not in net.inputs
+        for layout in (ROWS, CHANNELS_LAST) if may_be_nhwc else (ROWS,):
             is_last = layout == CHANNELS_LAST
             yield Claim(
                 self.name, f"{self.name}<{C},{P}>", (node.name,),
-                Price(net.row_flop(node), x.row_bytes + lengths.row_bytes + y.row_bytes), "one layer by itself",
+                Cost(net.row_flop(node), x.row_bytes + lengths.row_bytes + y.row_bytes), "one layer by itself",
                 facts=SequenceMaxLowering(
                     (x.dtype, lengths.dtype), C, P, layer.window, layer.stride, is_last, device.units
                 ),

@@ -53,7 +53,7 @@ struct LogSoftmax {
 };
 // 16-bit dtypes: ex2 and a multiplication. Relative error |v| 2^-24, far below the storage rounding.
 template <class T>
-__device__ __forceinline__ wide_t<T> exponential(wide_t<T> v) {
+__device__ __forceinline__ acc_t<T> exponential(acc_t<T> v) {
     if constexpr (sizeof(T) == 2) return exp2_of(1.44269504f * v);
     else return exp_of(v);
 }
@@ -67,9 +67,9 @@ __device__ __forceinline__ W finish_again(W shifted, W share) {
 // ITEMS  elements held per thread: N <= ITEMS
 template <class How, class T, int V, int ITEMS>
 __global__ void __launch_bounds__(SHORT_THREADS,
-                                  sizeof(wide_t<T>) * ITEMS <= 64 ? 9 : sizeof(wide_t<T>) * ITEMS <= 128 ? 7 : 4)
+                                  sizeof(acc_t<T>) * ITEMS <= 64 ? 9 : sizeof(acc_t<T>) * ITEMS <= 128 ? 7 : 4)
     softmax_short(const T* x, T* y, long long outer, int N, int together, Parts closed) {
-    using W = wide_t<T>;
+    using W = acc_t<T>;
     extern __shared__ uint4 shared[];
     const ShortRows<T> rows(shared, N, together, closed);
     for (long long first = rows.first(); first < outer; first += rows.step()) {
@@ -123,9 +123,9 @@ __global__ void __launch_bounds__(SHORT_THREADS,
 
 // LANES threads, a warp or a block, hold a row in registers: N <= LANES * ITEMS.
 template <class How, class T, int LANES, int ITEMS>
-__global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : 3)
+__global__ void __launch_bounds__(THREADS, sizeof(acc_t<T>) == 8 ? 2 : 3)
     softmax_lanes(const T* x, T* y, long long outer, int N) {
-    using W = wide_t<T>;
+    using W = acc_t<T>;
     constexpr int ROWS = THREADS / LANES;
     const int me = threadIdx.x % LANES;
     for (long long row = static_cast<long long>(blockIdx.x) * ROWS + threadIdx.x / LANES; row < outer;
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : 3)
         T* to = y + row * N + me;
         W v[ITEMS], highest = -__int_as_float(0x7f800000), sums[4] = {};  // -infinity
 #pragma unroll
-        for (int i = 0; i < ITEMS; ++i) v[i] = me + i * LANES < N ? load_wide(from + i * LANES) : highest;
+        for (int i = 0; i < ITEMS; ++i) v[i] = me + i * LANES < N ? load_acc(from + i * LANES) : highest;
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) highest = larger(highest, v[i]);
         highest = reduce_lanes<Largest, LANES>(highest);
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : 3)
         const W share = How::share(reduce_lanes<Sum, LANES>(sum));
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-            if (me + i * LANES < N) store_wide(to + i * LANES, How::finish(v[i], share));
+            if (me + i * LANES < N) store_acc(to + i * LANES, How::finish(v[i], share));
         }
     }
 }
@@ -156,17 +156,17 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : 3)
 // A block per row of any length; three passes.
 template <class How, class T>
 __global__ void __launch_bounds__(THREADS) softmax_rows(const T* x, T* y, long long outer, long long N) {
-    using W = wide_t<T>;
+    using W = acc_t<T>;
     for (long long row = blockIdx.x; row < outer; row += gridDim.x) {
         const T* from = x + row * N;
-        W highest = load_wide(from);
-        for (long long n = threadIdx.x; n < N; n += THREADS) highest = larger(highest, load_wide(from + n));
+        W highest = load_acc(from);
+        for (long long n = threadIdx.x; n < N; n += THREADS) highest = larger(highest, load_acc(from + n));
         highest = reduce_lanes<Largest, THREADS>(highest);
         double sum = 0;
-        for (long long n = threadIdx.x; n < N; n += THREADS) sum += exponential<T>(load_wide(from + n) - highest);
+        for (long long n = threadIdx.x; n < N; n += THREADS) sum += exponential<T>(load_acc(from + n) - highest);
         const W share = static_cast<W>(How::share(reduce_lanes<Sum, THREADS>(sum)));
         for (long long n = threadIdx.x; n < N; n += THREADS) {
-            store_wide(y + row * N + n, finish_again<How, T>(load_wide(from + n) - highest, share));
+            store_acc(y + row * N + n, finish_again<How, T>(load_acc(from + n) - highest, share));
         }
     }
 }
@@ -205,9 +205,9 @@ __device__ __forceinline__ void join_lines(W (&mine)[V], W (&all)[LINES][SPAN], 
 // LINES  threads per column: one, or one of each warp
 // ITEMS  elements of a column held per thread: N <= LINES * ITEMS; 0: any N, three passes
 template <class How, class T, int V, int LINES, int ITEMS>
-__global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : LINES > 1 ? 4 : 3)
+__global__ void __launch_bounds__(THREADS, sizeof(acc_t<T>) == 8 ? 2 : LINES > 1 ? 4 : 3)
     softmax_columns(const T* x, T* y, long long outer, long long N, long long inner) {
-    using W = wide_t<T>;
+    using W = acc_t<T>;
     using Total = typename TotalOf<W, ITEMS>::type;
     constexpr int SPAN = THREADS / LINES * V;  // columns per block
     __shared__ W highests[LINES][SPAN];

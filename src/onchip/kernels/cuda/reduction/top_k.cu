@@ -35,12 +35,12 @@ __device__ __forceinline__ Found<W> first_of(const Found<W>& a, const Found<W>& 
 }
 // The first pair after `last` among elements n, n + step, ..
 template <bool IS_MIN, class T>
-__device__ __forceinline__ Found<wide_t<T>> next_of(const T* from, long long n, long long N, int step, long long inner,
-                                                    const Found<wide_t<T>>& last) {
-    Found<wide_t<T>> best{0, NOWHERE};
+__device__ __forceinline__ Found<acc_t<T>> next_of(const T* from, long long n, long long N, int step, long long inner,
+                                                    const Found<acc_t<T>>& last) {
+    Found<acc_t<T>> best{0, NOWHERE};
 #pragma unroll 4
     for (; n < N; n += step) {
-        const Found<wide_t<T>> next{load_wide(from + n * inner), n};
+        const Found<acc_t<T>> next{load_acc(from + n * inner), n};
         if (last.at == NOWHERE || comes_first<IS_MIN>(last, next)) best = first_of<IS_MIN>(best, next);
     }
     return best;
@@ -54,7 +54,7 @@ __device__ __forceinline__ Y given(const T* from, long long at, long long inner)
 // Y  T for values, long long for indices
 template <class T, class Y, bool IS_MIN>
 __global__ void __launch_bounds__(THREADS) top_rows(const T* x, Y* y, long long outer, long long N, long long k) {
-    using W = wide_t<T>;
+    using W = acc_t<T>;
     const long long step = static_cast<long long>(gridDim.x) * (THREADS / 32);
     const int lane = threadIdx.x % 32;
     for (long long row = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) / 32; row < outer; row += step) {
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(THREADS) top_rows(const T* x, Y* y, long long 
 template <class T, class Y, bool IS_MIN>
 __global__ void __launch_bounds__(THREADS)
     top_columns(const T* x, Y* y, long long outer, long long N, long long inner, long long k) {
-    using W = wide_t<T>;
+    using W = acc_t<T>;
     const long long step = static_cast<long long>(gridDim.x) * THREADS, columns = outer * inner;
     for (long long column = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; column < columns;
          column += step) {

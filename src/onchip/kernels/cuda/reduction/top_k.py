@@ -25,11 +25,11 @@ from onchip.kernels.cuda.common.program import (
 from onchip.network.graph import Network
 from onchip.network.layers import ArgTopK, TopK
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, BLOCKS_A_UNIT = 256, 32
+THREADS, BLOCKS_PER_SM = 256, 32
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class TopKLowering:
         name = f"top_{'rows' if is_row else 'columns'}<{given}>"
         sizes = (outer, self.N, self.k) if is_row else (outer, self.N, self.inner, self.k)
         threads = outer * 32 if is_row else outer * self.inner
-        config = in_line(min(-(-threads // THREADS), self.units * BLOCKS_A_UNIT))
+        config = in_line(min(-(-threads // THREADS), self.units * BLOCKS_PER_SM))
         arguments: tuple[Argument, ...] = (Input(0), Output(0), *map(Int64, sizes))
         return Steps((KernelLaunch(Program(SOURCE, name), config, arguments, Budget(registers=64, spill_bytes=16)),))
 
 
-class TopKAlone:
+class TopKKernel:
     name = "top_k"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # comparisons are exact
@@ -78,7 +78,7 @@ class TopKAlone:
         outer, inner = math.prod(x.row_shape[:axis]), math.prod(x.row_shape[axis + 1 :])
         yield Claim(
             self.name, f"{layer.kind.lower()}<{layer.k}>", (node.name,),
-            Price(layer.k * net.row_flop(node), x.row_bytes + y.row_bytes), "one layer by itself",
+            Cost(layer.k * net.row_flop(node), x.row_bytes + y.row_bytes), "one layer by itself",
             facts=TopKLowering(
                 x.dtype, isinstance(layer, ArgTopK), not layer.largest, outer, x.row_shape[axis], inner, layer.k,
                 device.units,

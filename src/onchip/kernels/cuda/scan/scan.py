@@ -34,11 +34,11 @@ from onchip.network.layers import CumSum
 from onchip.network.scan_op import ScanOp
 from onchip.network.types import DTYPE_BYTES
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Cost, Job, Refusal
 
 ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent
-NUMBERS = {
+ELEMENT_TYPES = {
     "int32": "int", "int64": "long long", "float32": "float", "float64": "double",
     "float16": "f16", "bfloat16": "bf16", "int16": "short", "int8": "signed char", "uint8": "unsigned char",
 }  # fmt: skip
@@ -51,7 +51,7 @@ STATE_BYTES = 16
 _ALIGN_BYTES = 256  # of arrays in scratch memory
 SHORT_BYTES = 8 << 10  # longest row for one warp
 MANY_COLUMNS = 1 << 12  # from here on columns are scanned in place; fewer, if long, are transposed first
-BLOCKS_A_UNIT = 8
+BLOCKS_PER_SM = 8
 WALK_BUDGET = Budget(registers=80, spill_bytes=16)
 
 
@@ -68,17 +68,17 @@ class Scan:
     is_aligned: bool = True  # x and y are 16-byte aligned; kernels check each row
 
     @property
-    def number_bytes(self) -> int:
+    def element_bytes(self) -> int:
         """Bytes of the compute type: float or int for narrower dtypes."""
         return max(4, DTYPE_BYTES[self.dtype])
 
     @property
     def row_bytes(self) -> int:
-        return (self.whole or self.N) * self.number_bytes
+        return (self.whole or self.N) * self.element_bytes
 
     @property
     def template(self) -> str:
-        names = self.how.op.capitalize(), NUMBERS[self.dtype], str(self.how.exclusive).lower()
+        names = self.how.op.capitalize(), ELEMENT_TYPES[self.dtype], str(self.how.exclusive).lower()
         return ", ".join(names)
 
     @property
@@ -111,7 +111,7 @@ class Scan:
     @property
     def tile(self) -> int:
         """Elements per tile."""
-        return THREADS * self.chunks * 16 // self.number_bytes
+        return THREADS * self.chunks * 16 // self.element_bytes
 
     @property
     def part(self) -> int:
@@ -156,7 +156,7 @@ class Scan:
     @property
     def lanes(self) -> int:
         """Lanes per row, 16 bytes each."""
-        return min(32, 1 << max(0, math.ceil(self.N * self.number_bytes / 16) - 1).bit_length())
+        return min(32, 1 << max(0, math.ceil(self.N * self.element_bytes / 16) - 1).bit_length())
 
     def walk_template(self) -> str:
         lanes = f", {self.lanes}" if self.inner == 1 else ""
@@ -164,7 +164,7 @@ class Scan:
 
     def walk_config(self, units: int) -> LaunchConfig:
         threads = self.outer * (self.lanes if self.inner == 1 else self.inner)
-        return in_line(min(-(-threads // THREADS), units * BLOCKS_A_UNIT))
+        return in_line(min(-(-threads // THREADS), units * BLOCKS_PER_SM))
 
     def by_walking(self, units: int) -> KernelLaunch:
         """scan_rows(x, y, outer, N) or scan_columns(x, y, outer, N, inner)"""
@@ -222,7 +222,7 @@ class ScanLowering:
         return replace(self.scan, outer=B * self.scan.outer).steps(self.device)
 
 
-class ScanAlone:
+class ScanKernel:
     name = "scan"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # accumulates in the rows' dtype or wider
@@ -233,8 +233,8 @@ class ScanAlone:
         if not isinstance(layer, CumSum) or job.is_training:
             return
         x = net.types[node.inputs[0]]
-        if x.dtype not in NUMBERS or device.arch not in ARCHITECTURES or not x.row_size:
-            why = f"scans {', '.join(NUMBERS)} on {', '.join(ARCHITECTURES)}"
+        if x.dtype not in ELEMENT_TYPES or device.arch not in ARCHITECTURES or not x.row_size:
+            why = f"scans {', '.join(ELEMENT_TYPES)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
         axis = layer.axis % len(x.shape)
@@ -246,7 +246,7 @@ class ScanAlone:
             kernel=self.name,
             label=f"{self.name}<{N}>",
             nodes=(node.name,),
-            price=Price(net.row_flop(node), passes * 2 * x.row_bytes, launches=len(scan.steps(device).launches)),
+            cost=Cost(net.row_flop(node), passes * 2 * x.row_bytes, launches=len(scan.steps(device).launches)),
             why="one layer by itself",
             order=scan.order,
             facts=ScanLowering(scan, device),

@@ -34,13 +34,13 @@ class TrainLayer:
         return round_up(self.terms, ROW_FLOATS)
 
 
-def gives(layers: Sequence[TrainLayer]) -> str:
+def writes(layers: Sequence[TrainLayer]) -> str:
     """Widths and activations as template arguments for train/large_batch/targets.cuh."""
     return ", ".join(f"Gives<{layer.N}, {layer.activation[0]}>" for layer in layers)
 
 
 def tally_struct() -> Struct:
-    return Struct((State("losses"), State("hits"), State("step_losses"), State("step_hits")), b"")
+    return Struct((State("losses"), State("correct"), State("step_losses"), State("step_correct")), b"")
 
 
 def split_evenly(count: int, most: int) -> int:

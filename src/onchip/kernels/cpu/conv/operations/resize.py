@@ -108,7 +108,9 @@ def _mixed(b: Any, given: list[Any], width: int) -> Callable[[], None]:
     kind, one, size = ir.VectorType(emit.FLOAT, width), emit.FLOAT(1.0), emit.INT(4)
 
     def body() -> None:
-        two_rows, two_pixels = (b.icmp_signed("!=", asked, emit.INT(0)) for asked in (has_two_rows, has_two_pixels))
+        two_rows, two_pixels = (
+            b.icmp_signed("!=", requested, emit.INT(0)) for requested in (has_two_rows, has_two_pixels)
+        )
 
         def mean(first: Any, second: Any, share: Any) -> Any:
             near, far = emit.splat(b, b.fsub(one, share), width), emit.splat(b, share, width)

@@ -1,4 +1,4 @@
-"""How conv_last and conv_last_wgmma split y into cells: the host side of `Axis` in their .cu files."""
+"""How conv_last_layer and conv_last_layer_sm90 split y into cells: the host side of `Axis` in their .cu files."""
 
 from __future__ import annotations
 

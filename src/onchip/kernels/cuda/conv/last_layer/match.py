@@ -1,4 +1,4 @@
-"""The layers that conv_last and conv_last_wgmma fuse: a convolution to few channels and the layers around it."""
+"""The layers that conv_last_layer (mma, sm90) fuses: a convolution to few channels and the layers around it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from onchip.network.layers import Cast, Convolution, Elementwise, Permute, ToPix
 from onchip.plan.kernel import Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 
-MOST_CHANNELS = 16  # of y: more of them fill tiles on their own
-LEAST_CHANNELS = 16  # of x: fewer leave a step partly empty
+MAX_CHANNELS = 16  # of y: more of them fill tiles on their own
+MIN_CHANNELS = 16  # of x: fewer leave a step partly empty
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LastLayers:
         return {self.nodes[0].inputs[0]: Use(CHANNELS_LAST, is_read_often=True)}
 
     @property
-    def gives(self) -> Mapping[str, str]:
+    def writes(self) -> Mapping[str, str]:
         """NHWC output; with a Permute among the layers, its shape is already channels-last."""
         is_turned = any(isinstance(node.layer, Permute) for node in self.nodes)
         return {self.nodes[-1].name: CHANNELS_LAST} if self.is_last and not is_turned else {}
@@ -64,7 +64,7 @@ def find_last_layers(net: Network, start: int) -> Iterator[LastLayers]:
     if not nodes:
         return
     value, geometry = nodes[0].inputs[0], geometry_of(net, convolution_of(nodes))
-    if geometry.groups > 1 or geometry.N > MOST_CHANNELS or geometry.C < LEAST_CHANNELS:
+    if geometry.groups > 1 or geometry.N > MAX_CHANNELS or geometry.C < MIN_CHANNELS:
         return
     if not are_numbers(net, nodes) or value in net.inputs or not has_channels(net.types[value]):
         return

@@ -80,14 +80,14 @@ struct Team {
 // Loads the pixels under a tile, zeros in the padding: by cp.async, or through registers if they are converted.
 template <class P, class X>
 __device__ __forceinline__ void fetch_pixels(const Layer& t, const Tile& tile, const X* x, long long B, char* room) {
-    using Number = typename P::Number;
-    constexpr bool IS_DIRECT = is_same<X, Number>;
+    using Element = typename P::Element;
+    constexpr bool IS_DIRECT = is_same<X, Element>;
     constexpr int E = IS_DIRECT ? 16 / static_cast<int>(sizeof(X)) : 4;  // elements per piece
-    const Team team(t.images * t.h.pixels);
-    u32 first = team.mine, step = team.size;
+    const Team warpgroup(t.images * t.h.pixels);
+    u32 first = warpgroup.mine, step = warpgroup.size;
     const int first_piece = take_rest(first, t.by_pieces), step_piece = take_rest(step, t.by_pieces);
     const int h0 = tile.top * t.h.step + t.h.first, w0 = tile.left * t.w.step + t.w.first;
-    for (int line = team.first; line < t.images * t.h.pixels; line += team.count) {
+    for (int line = warpgroup.first; line < t.images * t.h.pixels; line += warpgroup.count) {
         u32 image = line;
         const int h = h0 + static_cast<int>(take_rest(image, t.h.by_pixels));
         const bool has_line = h >= 0 && h < t.h.in && tile.image + image < B;
@@ -97,14 +97,14 @@ __device__ __forceinline__ void fetch_pixels(const Layer& t, const Tile& tile, c
             const int c = piece * E, w = w0 + pixel;
             const bool is_there = has_line && w >= 0 && w < t.w.in && c < t.C;
             const X* const there = is_there ? from + (w * t.C + c) : x;
-            char* const at = to + pixel * t.pitch + c * static_cast<int>(sizeof(Number));
+            char* const at = to + pixel * t.pitch + c * static_cast<int>(sizeof(Element));
             if constexpr (IS_DIRECT) {
                 const int bytes = is_there ? 16 : 0;
                 asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                              :: "r"(shared_address(at)), "l"(there), "r"(bytes)
                              : "memory");
             } else {
-                store4(reinterpret_cast<Number*>(at), is_there ? load4(there) : float4{});
+                store4(reinterpret_cast<Element*>(at), is_there ? load4(there) : float4{});
             }
             pixel += step, piece += step_piece;  // increments instead of dividing
             if (piece >= static_cast<int>(t.by_pieces.size)) piece -= t.by_pieces.size, ++pixel;
@@ -163,28 +163,28 @@ __device__ __forceinline__ void move_out(const Layer& t, const Tile& tile, const
     const bool joins_lines = t.places() == t.w.out, joins_planes = joins_lines && t.lines() == t.h.out;
     const int all_lines = static_cast<int>(images) * planes * lines,
               run_lines = joins_planes ? all_lines : joins_lines ? lines : 1;
-    const u32 runs = all_lines / run_lines, runs_a_plane = joins_planes ? 1 : lines / run_lines;
+    const u32 runs = all_lines / run_lines, runs_per_plane = joins_planes ? 1 : lines / run_lines;
     constexpr u32 V = sizeof(Unit) / sizeof(Y);
     const u32 units = run_lines * places * numbers / V;
     const long long line_out = static_cast<long long>(t.w.out) * numbers;
     Y* const to = y + (tile.image * planes * t.h.out + top) * line_out + left * numbers;
-    const Team team(runs);
-    for (u32 run = team.first; run < runs; run += team.count) {
-        const u32 plane = run / runs_a_plane, line = run % runs_a_plane;
+    const Team warpgroup(runs);
+    for (u32 run = warpgroup.first; run < runs; run += warpgroup.count) {
+        const u32 plane = run / runs_per_plane, line = run % runs_per_plane;
         const Unit* const from =
             reinterpret_cast<const Unit*>(made + (plane * t.lines() + line) * t.places() * numbers);
         Unit* const there = reinterpret_cast<Unit*>(to + (static_cast<long long>(plane) * t.h.out + line) * line_out);
-        for (u32 at = team.mine; at < units; at += team.size) there[at] = from[at];
+        for (u32 at = warpgroup.mine; at < units; at += warpgroup.size) there[at] = from[at];
     }
 }
 
 // A warp computes 16 MT cells x 8 NT columns at a time.
 template <class P, class X, class Y, int NT>
 __global__ void __launch_bounds__(CREW_THREADS, is_same<P, Fp32> ? 2 : 3)
-conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
+conv_last_layer(const X* __restrict__ x, const uint2* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
           const __grid_constant__ Layer t, u32 code, u32 a_bits, u32 b_bits) {
     constexpr int MT = 2;
-    using Stored = typename StoredOf<sizeof(typename P::Number)>::type;
+    using Stored = typename StoredOf<sizeof(typename P::Element)>::type;
     extern __shared__ uint4 room[];
     const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
     const int columns = t.h.cell * t.w.cell * t.N, all_columns = t.chunks * NT * 8;

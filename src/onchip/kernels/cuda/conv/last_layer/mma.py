@@ -12,8 +12,8 @@ from onchip.kernels.cuda.common.activation import activation_words
 from onchip.kernels.cuda.common.fast_divide import divider
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
+    ELEMENT_TYPES,
     EVERY_CHIP,
-    NUMBERS,
     Argument,
     Budget,
     Input,
@@ -34,12 +34,12 @@ from onchip.kernels.cuda.conv.last_layer.match import LastLayers, find_last_laye
 from onchip.kernels.cuda.conv.warp_mma import (
     COLUMNS,
     PART,
+    cost_of,
     even_share,
     fragment_shape,
     in_fragments,
     label_of,
     multiplied_fragments,
-    price_of,
 )
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise
@@ -50,13 +50,13 @@ from onchip.plan.kernel import Claim, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-MADE = NUMBERS | {"uint8": "unsigned char"}
+MADE = ELEMENT_TYPES | {"uint8": "unsigned char"}
 GROUPS = (1, 2, 3)  # tiles of 8 columns per warp tile
 READ_BYTES = 16  # alignment of a pixel's channels
 STEP_BYTES = 32  # bytes of channels per step of k
 CREW, FRAGMENTS = 8, 2  # warps per block, and fragments of 16 cells per warp tile
 BLOCK_BYTES = 1 << 10  # shared memory that the system reserves per block
-MOST_CELLS = CREW * FRAGMENTS * 16  # per tile
+MAX_CELLS = CREW * FRAGMENTS * 16  # per tile
 LINES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # cells per row of a tile, at most
 # Clocks of an SM: for a fragment of 16 rows or of 8 columns of weights, at 128 B of shared memory per clock; for an
 # mma; for the epilogue of 16 cells and 8 columns.
@@ -99,7 +99,7 @@ class ConvLastLowering:
         return self.steps * STEP_BYTES + READ_BYTES
 
     @property
-    def most_blocks(self) -> int:
+    def max_blocks(self) -> int:
         """Blocks per SM that registers allow."""
         return 2 if PRECISIONS[self.precision].parts > 1 else 3
 
@@ -189,7 +189,7 @@ class ConvLastLowering:
 
     def _large_tile(self, axes: Axes) -> tuple[int, Tile] | None:
         """Blocks per SM and tile with the fewest clocks: fewer blocks allow larger tiles."""
-        found = [(blocks, self._tile_of(axes, blocks)) for blocks in range(self.most_blocks, 0, -1)]
+        found = [(blocks, self._tile_of(axes, blocks)) for blocks in range(self.max_blocks, 0, -1)]
         tiles = [(blocks, tile) for blocks, tile in found if tile is not None]
         return min(tiles, key=lambda each: self._tile_clocks(axes, *each), default=None)
 
@@ -197,21 +197,21 @@ class ConvLastLowering:
         """The tile with the least halo, for so many blocks per SM."""
         down, right = axes
 
-        def pixels_a_cell(tile: Tile) -> float:
+        def pixels_per_cell(tile: Tile) -> float:
             lines = 1.0 if tile[2] == right.cells else CUT_LINES
             return lines * down.pixels(tile[1]) * right.pixels(tile[2]) / (tile[1] * tile[2])
 
         tiles = list[Tile]()
         for w in dict.fromkeys(even_share(right.cells, most) for most in LINES):
-            h = even_share(down.cells, max(1, MOST_CELLS // w))
+            h = even_share(down.cells, max(1, MAX_CELLS // w))
             while h > 1 and not self._fits(axes, (1, h, w), blocks):
                 h = math.ceil(h / 2)
             tiles += [(1, h, w)] if self._fits(axes, (1, h, w), blocks) else []
         if not tiles:
             return None
-        images, h, w = min(tiles, key=pixels_a_cell)
+        images, h, w = min(tiles, key=pixels_per_cell)
         if (h, w) == (down.cells, right.cells):
-            many = range(MOST_CELLS // (h * w), 1, -1)
+            many = range(MAX_CELLS // (h * w), 1, -1)
             images = next((n for n in many if self._fits(axes, (n, h, w), blocks)), 1)
         return images, h, w
 
@@ -256,7 +256,7 @@ class ConvLastLowering:
         return min(1.0, PRODUCT_CLOCKS * wanted / clocks) * min(1.0, self.count(B, tile) / self.units)
 
     @property
-    def least_us(self) -> float:
+    def min_us(self) -> float:
         """Time of a launch, whatever B."""
         down, right = self.axes
         return HEAD_US + STEP_US[PRECISIONS[self.precision].parts] * down.taps * right.taps * self.steps
@@ -279,7 +279,7 @@ class ConvLastLowering:
         return next((unit for unit in (16, 4) if run * size % unit == 0), size)
 
     def launch(self, B: int) -> KernelLaunch:
-        """conv_last(x, w, bias, y, B, Layer, activation's three words)"""
+        """conv_last_layer(x, w, bias, y, B, Layer, activation's three words)"""
         g, tile, precision = self.geometry, self.tile(B), PRECISIONS[self.precision]
         assert tile is not None
         chunks = self.all_columns // (COLUMNS * self.group)
@@ -300,17 +300,17 @@ class ConvLastLowering:
             Struct((), sizes), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         shared_bytes = self.shared_bytes(tile)
-        blocks = self.units * max(1, min(self.most_blocks, self.fast_bytes // (shared_bytes + BLOCK_BYTES)))
+        blocks = self.units * max(1, min(self.max_blocks, self.fast_bytes // (shared_bytes + BLOCK_BYTES)))
         config = LaunchConfig(
             (min(blocks, self.count(B, tile)), 1, 1), (32 * CREW, 1, 1), shared_bytes, overlaps=True
         )  # fmt: skip
-        numbers = (precision.name, NUMBERS[given], MADE[made], str(self.group))
-        budget = Budget(65536 // (self.most_blocks * 32 * CREW) // 8 * 8)
-        return KernelLaunch(Program(SOURCE, f"conv_last<{', '.join(numbers)}>"), config, arguments, budget)
+        numbers = (precision.name, ELEMENT_TYPES[given], MADE[made], str(self.group))
+        budget = Budget(65536 // (self.max_blocks * 32 * CREW) // 8 * 8)
+        return KernelLaunch(Program(SOURCE, f"conv_last_layer<{', '.join(numbers)}>"), config, arguments, budget)
 
 
-class ConvLast:
-    name = "conv_last"
+class ConvLastLayer:
+    name = "conv_last_layer"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
@@ -336,10 +336,10 @@ def _claim(net: Network, run: LastLayers, lowering: ConvLastLowering, job: Job) 
     order = f"taps, then channels in steps of {precision.step} by mma.sync"
     order += f", parts of {PART}" if precision.parts > 1 else ""
     return Claim(
-        ConvLast.name, label_of(ConvLast.name, net, run.nodes), run.names,
-        price_of(net, run.nodes, weight_bytes, job.precision, lowering.rate(job.batch), lowering.least_us),
+        ConvLastLayer.name, label_of(ConvLastLayer.name, net, run.nodes), run.names,
+        cost_of(net, run.nodes, weight_bytes, job.precision, lowering.rate(job.batch), lowering.min_us),
         "tensor cores, cells of few places: few channels", recipes, fast_bytes=lowering.shared_bytes(tile),
-        order=order, facts=lowering, reads=run.reads, gives=run.gives,
+        order=order, facts=lowering, reads=run.reads, writes=run.writes,
     )  # fmt: skip
 
 

@@ -18,10 +18,10 @@
 #include "common/fast_divide.cuh"
 #include "mma/wgmma.cuh"
 
-constexpr int TEAM = 128, TEAM_WARPS = 4;  // a consumer warpgroup: 64 cells
+constexpr int WARPGROUP = 128, WARPGROUP_WARPS = 4;  // a consumer warpgroup: 64 cells
 constexpr int LINE = 128;                  // bytes of a pixel's channels per block
 constexpr int STEP_BYTES = 32, STEPS = LINE / STEP_BYTES;  // bytes per step of k; steps per block
-constexpr int MOST_STAGES = 8;
+constexpr int MAX_STAGES = 8;
 
 struct Axis {
     int out;              // positions of y
@@ -114,15 +114,15 @@ __device__ __forceinline__ void add_steps(float (&c)[NT][4], unsigned long long 
 }
 
 // A warpgroup computes 64 cells x 8 NT columns at a time; one more warp is the TMA producer.
-template <class P, class Y, int NT, int TEAMS, class Act>
-__global__ void __launch_bounds__(TEAM * TEAMS + 32, 1)
-conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias,
+template <class P, class Y, int NT, int WARPGROUPS, class Act>
+__global__ void __launch_bounds__(WARPGROUP * WARPGROUPS + 32, 1)
+conv_last_layer_sm90(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias,
                 Y* y, u32 patches, const __grid_constant__ Layer t, u32 code, u32 a_bits, u32 b_bits) {
-    using Stored = typename StoredOf<sizeof(typename P::Number)>::type;
-    constexpr int THREADS = TEAM * TEAMS + 32, COLUMNS = 8 * NT;
+    using Stored = typename StoredOf<sizeof(typename P::Element)>::type;
+    constexpr int THREADS = WARPGROUP * WARPGROUPS + 32, COLUMNS = 8 * NT;
     constexpr int TILE_BYTES = COLUMNS * LINE;  // weights per tap and block of channels
     extern __shared__ uint4 room[];
-    __shared__ Signal full[MOST_STAGES], empty[MOST_STAGES], has_weights;
+    __shared__ Signal full[MAX_STAGES], empty[MAX_STAGES], has_weights;
     __shared__ __align__(8) int offsets[COLUMNS];
     __shared__ __align__(8) float shifts[COLUMNS];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, stages = t.stages;
@@ -137,7 +137,7 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
     if (threadIdx.x == 0) {
         for (int s = 0; s < stages; ++s) {
             full[s].init(1);
-            empty[s].init(TEAM_WARPS * TEAMS);
+            empty[s].init(WARPGROUP_WARPS * WARPGROUPS);
         }
         has_weights.init(1);
         show_signals();
@@ -153,7 +153,7 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
     list_pieces<Y>(t, pieces, THREADS);
     __syncthreads();
 
-    if (warp == TEAM_WARPS * TEAMS) {
+    if (warp == WARPGROUP_WARPS * WARPGROUPS) {
         if (lane != 0) return;
         has_weights.arrive_expecting(weights * TILE_BYTES);
         for (int i = 0; i < weights; ++i) load_box(held + i * TILE_BYTES, w_map, has_weights, 0, i * COLUMNS);
@@ -175,21 +175,21 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
 
     const Act activation = activation_of<Act>(code, a_bits, b_bits);
     const bool has_pairs = t.is_last && t.w.cell * t.N % 2 == 0;  // adjacent columns are adjacent in y
-    const int team = warp / TEAM_WARPS, mine = warp % TEAM_WARPS, g = lane / 4, q = lane % 4;
+    const int warpgroup = warp / WARPGROUP_WARPS, mine = warp % WARPGROUP_WARPS, g = lane / 4, q = lane % 4;
     Y* const made = all_made + warp * t.lines() * t.places() * t.N;
     Y* const cell = made + g * t.w.cell * numbers;  // the lane's first; the other is a row or 8 cells further
     Y* const other = cell + (t.h.part == 2 ? t.h.cell * t.places() : 8 * t.w.cell) * numbers;
     wait_for_kernel_before();
     has_weights.wait(0);
     int s = 0;
-    u32 parity = 0, next = team;  // the warpgroup's next tile, relative to the patch
+    u32 parity = 0, next = warpgroup;  // the warpgroup's next tile, relative to the patch
     for (u32 number = blockIdx.x; number < patches; number += gridDim.x) {
         full[s].wait(parity);  // also without a tile: a parity only distinguishes adjacent phases
         if (next >= tiles) {
             __syncwarp();  // all lanes have passed the wait
             if (lane == 0) empty[s].arrive();
         }
-        for (; next < tiles; next += TEAMS) {
+        for (; next < tiles; next += WARPGROUPS) {
             u32 rest = next;
             const int tile_w = take_rest(rest, t.w.by_tiles) * t.w.cells, tile_h = rest * t.h.cells;
             float c[NT][4];
@@ -216,7 +216,7 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
             }
             end_products();
             wait_for_products<0>();
-            if (next + TEAMS >= tiles && lane == 0) empty[s].arrive();
+            if (next + WARPGROUPS >= tiles && lane == 0) empty[s].arrive();
 
             const Patch patch(t, number);
 #pragma unroll

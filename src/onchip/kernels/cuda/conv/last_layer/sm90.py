@@ -13,7 +13,7 @@ from onchip.kernels.cuda.common.activation import act_name, activation_words
 from onchip.kernels.cuda.common.fast_divide import divider
 from onchip.kernels.cuda.common.precision import PRECISIONS, round_up
 from onchip.kernels.cuda.common.program import (
-    NUMBERS,
+    ELEMENT_TYPES,
     Argument,
     Budget,
     Input,
@@ -32,7 +32,7 @@ from onchip.kernels.cuda.common.program import (
 from onchip.kernels.cuda.conv.direct import Geometry
 from onchip.kernels.cuda.conv.last_layer.cells import CellAxis, Table, cell_axis, cell_weights
 from onchip.kernels.cuda.conv.last_layer.match import LastLayers, find_last_layers
-from onchip.kernels.cuda.conv.warp_mma import COLUMNS, label_of, price_of
+from onchip.kernels.cuda.conv.warp_mma import COLUMNS, cost_of, label_of
 from onchip.kernels.cuda.gemm.sm90 import ARCHITECTURES, multiplied_weight
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Elementwise, Tanh
@@ -42,14 +42,14 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 
 SOURCE = Path(__file__).with_suffix(".cu")
-MADE = NUMBERS | {"uint8": "unsigned char"}
+MADE = ELEMENT_TYPES | {"uint8": "unsigned char"}
 GROUPS = (1, 2, 3, 4, 6)  # supported tiles of 8 columns per wgmma
-TEAMS, TEAM, ROWS = 6, 128, 64  # consumer warpgroups per block; threads of one, and cells of its tile
+WARPGROUPS, WARPGROUP, ROWS = 6, 128, 64  # consumer warpgroups per block; threads of one, and cells of its tile
 LINE, STEP_BYTES = 128, 32  # bytes of channels per block, and per step of k
 BLOCK = LINE // 2  # 16-bit channels per block
 STEPS = LINE // STEP_BYTES
-MOST_TIMES = 8  # pixels of x along a cell
-MOST_STAGES, MOST_BOX = 8, 256
+MAX_TIMES = 8  # pixels of x along a cell
+MAX_STAGES, MAX_BOX = 8, 256
 BLOCK_BYTES = 2 << 10  # shared memory not counted below: tables, mbarriers, alignment to 1,024 B
 # Clocks of an SM: a wgmma of 64 rows reads rows and weights at 128 B per clock, or multiplies longer; the epilogue
 # costs FINISH_CLOCKS per 8 columns that other warpgroups do not hide. Within 10 % of the measured last layer of
@@ -130,7 +130,7 @@ class ConvLastWgmmaLowering:
     @property
     def made_bytes(self) -> int:
         """Shared memory for the warps' parts of y and the list of stores."""
-        return TEAMS * 4 * self.part_bytes + 8 * self.pieces
+        return WARPGROUPS * 4 * self.part_bytes + 8 * self.pieces
 
     @property
     def part_bytes(self) -> int:
@@ -154,7 +154,7 @@ class ConvLastWgmmaLowering:
     def stages(self, patch: Pair) -> int:
         """Patches that fit in shared memory."""
         room = self.fast_bytes - BLOCK_BYTES - self.weight_bytes - self.made_bytes
-        return min(MOST_STAGES, max(0, room) // (self.blocks * self.block_bytes(patch)))
+        return min(MAX_STAGES, max(0, room) // (self.blocks * self.block_bytes(patch)))
 
     def shared_bytes(self, patch: Pair) -> int:
         patches = self.stages(patch) * self.blocks * self.block_bytes(patch)
@@ -164,7 +164,7 @@ class ConvLastWgmmaLowering:
         """The same with the cells and tiles of fewest clocks, whatever B; None if none fit."""
         tried = [
             replace(self, times=times, is_wide=is_wide)
-            for times, is_wide in product(range(1, MOST_TIMES + 1), (False, True))
+            for times, is_wide in product(range(1, MAX_TIMES + 1), (False, True))
             if self._may_have(times)
         ]
         fitting = [each for each in tried if each.group and each._patches()]
@@ -178,10 +178,10 @@ class ConvLastWgmmaLowering:
     def _patches(self) -> list[Pair]:
         """Patch sizes of which at least two fit."""
         h, w = self.tiles
-        sizes = product(range(1, min(h, TEAMS) + 1), range(1, min(w, TEAMS) + 1))
+        sizes = product(range(1, min(h, WARPGROUPS) + 1), range(1, min(w, WARPGROUPS) + 1))
         return [
             patch for patch in sizes
-            if math.prod(patch) <= TEAMS and max(self.pixels(patch)) <= MOST_BOX and self.stages(patch) >= 2
+            if math.prod(patch) <= WARPGROUPS and max(self.pixels(patch)) <= MAX_BOX and self.stages(patch) >= 2
         ]  # fmt: skip
 
     def _clocks(self, patch: Pair) -> float:
@@ -238,7 +238,7 @@ class ConvLastWgmmaLowering:
         return next((unit for unit in (16, 4) if run % unit == 0), size)
 
     def launch(self, B: int) -> KernelLaunch:
-        """conv_last_wgmma(x, w, bias, y, patches, Layer, activation's three words)"""
+        """conv_last_layer_sm90(x, w, bias, y, patches, Layer, activation's three words)"""
         g, patch, (given, made) = self.geometry, self.patch(B), self.dtypes
         lines, columns = self.pixels(patch)
         unit, stages, axes = self.unit, self.stages(patch), self.axes
@@ -262,17 +262,25 @@ class ConvLastWgmmaLowering:
             Weight("bias") if self.has_bias else Int64(0), Output(0), UInt32(B * self._count(patch)),
             Struct((), sizes), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        threads = TEAMS * TEAM + 32
+        threads = WARPGROUPS * WARPGROUP + 32
         config = LaunchConfig(
             (min(self.units, B * self._count(patch)), 1, 1), (threads, 1, 1), self.shared_bytes(patch), overlaps=True
         )
-        template = (PRECISIONS[self.precision].name, MADE[made], str(self.group), str(TEAMS), act_name(self.activation))
-        budget = Budget(512 // (TEAMS + 1) // 8 * 8)  # a scheduler has one warp of each warpgroup, and the producer
-        return KernelLaunch(Program(SOURCE, f"conv_last_wgmma<{', '.join(template)}>"), config, arguments, budget)
+        template = (
+            PRECISIONS[self.precision].name,
+            MADE[made],
+            str(self.group),
+            str(WARPGROUPS),
+            act_name(self.activation),
+        )
+        budget = Budget(
+            512 // (WARPGROUPS + 1) // 8 * 8
+        )  # a scheduler has one warp of each warpgroup, and the producer
+        return KernelLaunch(Program(SOURCE, f"conv_last_layer_sm90<{', '.join(template)}>"), config, arguments, budget)
 
 
-class ConvLastWgmma:
-    name = "conv_last_wgmma"
+class ConvLastLayerSm90:
+    name = "conv_last_layer_sm90"
     device_kind = "cuda"
     precisions = ("fp16", "bf16")
 
@@ -298,11 +306,11 @@ def _claim(net: Network, run: LastLayers, lowering: ConvLastWgmmaLowering, job: 
     recipes = _recipes(net, run.conv, lowering)
     weight_bytes = sum(made.nbytes for made in recipes.values())
     return Claim(
-        ConvLastWgmma.name, label_of(ConvLastWgmma.name, net, run.nodes), run.names,
-        price_of(net, run.nodes, weight_bytes, job.precision, lowering.rate(job.batch), 0.0),
+        ConvLastLayerSm90.name, label_of(ConvLastLayerSm90.name, net, run.nodes), run.names,
+        cost_of(net, run.nodes, weight_bytes, job.precision, lowering.rate(job.batch), 0.0),
         "tensor cores read windows where a patch of pixels lies: few channels", recipes,
         fast_bytes=lowering.shared_bytes(lowering.patch(job.batch)),
-        order="taps, then channels in steps of 16 by wgmma", facts=lowering, reads=run.reads, gives=run.gives,
+        order="taps, then channels in steps of 16 by wgmma", facts=lowering, reads=run.reads, writes=run.writes,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from onchip.kernels.cuda.common.program import Budget, Program
 
 SOURCE = Path(__file__).parent / "bytes.cu"
 PARTS = {"fp32": 3, "tf32": 2, "fp16": 2, "bf16": 1}  # bf16 terms per float
-LEAST_BATCH = 512  # rows: below, a step is bound by launches, not data
+MIN_BATCH = 512  # rows: below, a step is bound by launches, not data
 ROWS, COLUMNS, STAGE_K = (
     128,
     64,
@@ -20,7 +20,7 @@ FEATURES, GRADIENT_ROWS = 256, 32  # columns of a dW block, and rows of its stag
 PART_BYTES = 2 * STAGE_K * COLUMNS  # per stage
 FORWARD_BUDGET = Budget(registers=128)
 PARTS_BUDGET = Budget(registers=64)
-_LEAST_SLICE = 4  # stages
+_MIN_SLICE = 4  # stages
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ByteRows:
     def slice_stages(self, batch: int) -> int:
         """Stages of 32 rows per split-K slice, so that all blocks and that of the tally run in one wave."""
         stages, blocks = -(-batch // GRADIENT_ROWS), self.units * (1 if self.parts == 3 else 2) - 1
-        return -(-stages // max(1, min(blocks // self.gradient_tiles, stages // _LEAST_SLICE)))
+        return -(-stages // max(1, min(blocks // self.gradient_tiles, stages // _MIN_SLICE)))
 
     def slices(self, batch: int) -> int:
         return -(-batch // (GRADIENT_ROWS * self.slice_stages(batch)))

@@ -153,14 +153,14 @@ struct Room {
     template <int l>
     using Back = Product<PARTS, at(l), is_for_all(l) ? tiles_of(at(l - 1)) : own(l - 1), true>;
     template <int l = L>
-    static __device__ constexpr int most_parts() {
+    static __device__ constexpr int max_parts() {
         if constexpr (l == 0) {
             return 0;
         } else {
-            return larger(larger(Forward<l>::FLOATS, Back<l>::FLOATS), most_parts<l - 1>());
+            return larger(larger(Forward<l>::FLOATS, Back<l>::FLOATS), max_parts<l - 1>());
         }
     }
-    static __device__ constexpr int bytes() { return 4 * (parts() + most_parts<>()); }
+    static __device__ constexpr int bytes() { return 4 * (parts() + max_parts<>()); }
 };
 
 // Copies (there, stride) floats to (ROWS, PITCH) with cp.async, COLUMNS per row, zero-filled past `left` and `there`. A
@@ -210,7 +210,7 @@ __device__ __forceinline__ void put_ones(const RowLayers& layers, float* room) {
         constexpr int COUNT = R::pitch(l) - R::at(l);
         for (int i = threadIdx.x; i < ROWS * COUNT; i += THREADS)
             room[R::values(l) + i / COUNT * R::pitch(l) + R::at(l) + i % COUNT] =
-                l < R::L && i % COUNT == 0 && layers.of[l + 1 < MOST_WIDTHS ? l + 1 : l].has_bias ? 1.0f : 0.0f;
+                l < R::L && i % COUNT == 0 && layers.of[l + 1 < MAX_WIDTHS ? l + 1 : l].has_bias ? 1.0f : 0.0f;
         put_ones<R, l + 1>(layers, room);
     }
 }

@@ -127,9 +127,9 @@ __device__ __forceinline__ void join_largest(float& most, int& best, int N) {
 // Sums the rows' losses and correct predictions into the step's slot; one block.
 struct Tally {
     const double* losses;  // nullptr: another launch does it
-    const int* hits;
+    const int* correct;
     double* step_losses;
-    long long* step_hits;
+    long long* step_correct;
 
     __device__ __forceinline__ void add_up(const Step& step) const {
         constexpr int AT_ONCE = 8;
@@ -140,7 +140,7 @@ struct Tally {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 const int row = first + i * THREADS;
-                if (row < size) sums[i] += step.mine(losses)[row], found += step.mine(hits)[row];
+                if (row < size) sums[i] += step.mine(losses)[row], found += step.mine(correct)[row];
             }
         }
 #pragma unroll
@@ -149,13 +149,13 @@ struct Tally {
         found = reduce_lanes<Sum, THREADS>(found);
         if (threadIdx.x > 0 || size == 0) return;
         step.mine(step_losses)[step.at()] = loss;
-        step.mine(step_hits)[step.at()] = found;
+        step.mine(step_correct)[step.at()] = found;
     }
 };
 
 // -- gradients and update ---------------------------------------------------------------------------------------------
 
-constexpr int MOST_LAYERS = 16;  // per launch
+constexpr int MAX_LAYERS = 16;  // per launch
 constexpr u32 SGD = 0, MOMENTUM = 1, ADAM = 2;
 constexpr u32 CROSS_ENTROPY = 0, HALF_SSE = 1, MSE = 2;
 
@@ -172,12 +172,12 @@ struct LayerSizes {
 };
 // What every block reads first is adjacent: kernel arguments start out uncached.
 struct Layers {
-    LayerMemory memory[MOST_LAYERS];
+    LayerMemory memory[MAX_LAYERS];
     int blocks, chunks;  // per slice: blocks, and chunks of rows
     u32 optimiser;
     Warps warps;
-    int first_block[MOST_LAYERS];  // prefix sum of blocks per layer; above any block for missing layers
-    LayerSizes sizes[MOST_LAYERS];
+    int first_block[MAX_LAYERS];  // prefix sum of blocks per layer; above any block for missing layers
+    LayerSizes sizes[MAX_LAYERS];
 
     __device__ __forceinline__ LayerMemory memory_of(int layer, const Step& step) const {
         const LayerMemory& of = memory[layer];
@@ -187,7 +187,7 @@ struct Layers {
     __device__ __forceinline__ int layer_of(int block) const {
         int layer = 0;
 #pragma unroll
-        for (int i = 1; i < MOST_LAYERS; ++i) layer += first_block[i] <= block;
+        for (int i = 1; i < MAX_LAYERS; ++i) layer += first_block[i] <= block;
         return layer;
     }
 };

@@ -76,7 +76,7 @@ struct Head {
     float* dz;            // (size, N); nullptr: losses only
     float* before;        // (size, D): gradient by the pre-activations of `a`, without the bias 1; nullptr: skip
     double* losses;       // (size,)
-    int* hits;            // (size,)
+    int* correct;            // (size,)
     int a_stride, w_stride, z_stride, K, N, D;
     u32 is_gathered, loss, code, slope, before_code, before_slope;
     float smoothing;  // label smoothing of cross-entropy
@@ -87,7 +87,7 @@ struct Head {
         Head made = *this;
         if (!is_gathered) made.a = step.mine(a);
         made.w = step.mine(w), made.z = step.mine(z), made.dz = step.mine(dz), made.before = step.mine(before);
-        made.losses = step.mine(losses), made.hits = step.mine(hits), made.weights = step.mine(weights);
+        made.losses = step.mine(losses), made.correct = step.mine(correct), made.weights = step.mine(weights);
         return made;
     }
 };
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
             for (int n = lane; n < N; n += LANES) all += static_cast<double>(z[n] - most);
             loss -= static_cast<double>(head.smoothing) / N * reduce_lanes<Sum, LANES>(all);
         }
-        if (lane == 0 && tells) head.hits[row] = best == truth;
+        if (lane == 0 && tells) head.correct[row] = best == truth;
     } else {
         const float* target = static_cast<const float*>(head.targets) + number * N;
         for (int n = lane; n < N; n += LANES) {
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
             keep(n, through(head.code, __uint_as_float(head.slope), difference, z[n]));
         }
         loss = reduce_lanes<Sum, LANES>(loss) * (head.loss == HALF_SSE ? 0.5 : 1.0 / N);
-        if (lane == 0 && tells) head.hits[row] = 0;
+        if (lane == 0 && tells) head.correct[row] = 0;
     }
     if (lane == 0 && tells) head.losses[row] = weight * loss;
     if (!head.before) return;

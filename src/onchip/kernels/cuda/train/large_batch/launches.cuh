@@ -201,8 +201,8 @@ struct Words {
 #pragma unroll
         for (int j = 0; j < R; ++j) {
             if constexpr (P::PER_WORD == 2) {
-                high[j][0] = pack<typename P::Number>(v[j][0], v[j][1]);
-                high[j][1] = pack<typename P::Number>(v[j][2], v[j][3]);
+                high[j][0] = pack<typename P::Element>(v[j][0], v[j][1]);
+                high[j][1] = pack<typename P::Element>(v[j][2], v[j][3]);
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {

@@ -27,20 +27,20 @@ from onchip.kernels.cuda.common.program import (
     Struct,
     UInt32,
 )
-from onchip.kernels.cuda.train.large_batch.bytes import LEAST_BATCH, PARTS_BUDGET, STAGE_K, ByteRows
+from onchip.kernels.cuda.train.large_batch.bytes import MIN_BATCH, PARTS_BUDGET, STAGE_K, ByteRows
 from onchip.kernels.cuda.train.large_batch.rows import BUDGET as ROWS_BUDGET
-from onchip.kernels.cuda.train.large_batch.rows import LEAST_ROWS, MOST_WIDTHS, RowsPass
+from onchip.kernels.cuda.train.large_batch.rows import MAX_WIDTHS, MIN_ROWS, RowsPass
 from onchip.kernels.cuda.train.large_batch.stream import BUDGET as STREAM_BUDGET
 from onchip.kernels.cuda.train.large_batch.stream import THREADS as STREAM_THREADS
 from onchip.kernels.cuda.train.large_batch.stream import StreamPass
 from onchip.kernels.cuda.train.large_batch.tiling import Tiling, choose_tiling, product_clocks
-from onchip.kernels.cuda.train.layer import ROW_FLOATS, TrainLayer, find_layers, gives, split_evenly, tally_struct
+from onchip.kernels.cuda.train.layer import ROW_FLOATS, TrainLayer, find_layers, split_evenly, tally_struct, writes
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import why_not_trained
 from onchip.network.build import mlp
 from onchip.network.graph import Network
 from onchip.plan.device import Device
-from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Price, Refusal
+from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Cost, Job, Refusal
 
 ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).parent / "launches.cu"
@@ -48,10 +48,10 @@ LARGE_SOURCE = Path(__file__).parent / "staged.cu"
 THREADS, WARPS = 256, 8  # per block, as in train/large_batch/launches.cuh
 HEAD_OUTPUTS = 32  # most outputs that the head computes itself, one lane each
 FEW_ROWS, MANY_ROWS = 3, 32  # rows per SM: the head uses a block per row up to few, 8 lanes beyond many
-MOST_LAYERS = 16  # per launch that updates weights
-MOST_BATCH = 1 << 30  # rows
-MOST_BLOCKS = (1 << 31) - 1  # per launch
-MOST_NETWORKS = 16  # per launch: enough blocks to fill a GPU with a small batch
+MAX_LAYERS = 16  # per launch that updates weights
+MAX_BATCH = 1 << 30  # rows
+MAX_BLOCKS = (1 << 31) - 1  # per launch
+MAX_NETWORKS = 16  # per launch: enough blocks to fill a GPU with a small batch
 EVALUATED_ROWS = 4096  # per evaluation batch, at least
 GRAPH_STEPS = 64  # per graph, at most
 APPLY_SHARES, MANY_SLICES = 8, 16  # threads that add up many slices of four elements
@@ -69,10 +69,10 @@ class TrainLowering:
     """Launches of a training run. Memory is State by name:
 
     x (n, stride), or bytes (n, byte_rows.stride) uint8; targets
-    order (rows,) int64; rules (steps, RULE_FLOATS); progress (2,) int64
+    order (rows,) int64; rules (steps, STEP_FLOATS); progress (2,) int64
     w<l> and, depending on the optimiser, mean<l> (momentum's velocity), square<l> (N, stride)
     a<l> (row_count, width<l>): activations of layer l; without a rows_pass, dz<l>: gradients by its pre-activations
-    losses, hits (row_count,) per row; step_losses float64, step_hits int64 (steps,)
+    losses, hits (row_count,) per row; step_losses float64, step_correct int64 (steps,)
     row_weights (n,), if rows have weights
     parts<l> (slices, N, stride): split-K partial gradients, unless the dW epilogue updates directly
     squares (blocks,) float64, with clipping: sums of squared gradients
@@ -89,7 +89,7 @@ class TrainLowering:
 
     def for_networks(self, count: int) -> Self:
         """Same lowering for as many of `count` networks as one launch trains. Results stay bit-identical."""
-        return replace(self, networks=split_evenly(count, MOST_NETWORKS))
+        return replace(self, networks=split_evenly(count, MAX_NETWORKS))
 
     @property
     def has_own_head(self) -> bool:
@@ -109,7 +109,7 @@ class TrainLowering:
     @cached_property
     def byte_rows(self) -> ByteRows | None:
         """The first layer's gemms, for uint8 rows and large batches. The head computes a single layer."""
-        if not self.job.byte_scale or self.job.batch < LEAST_BATCH or len(self.layers) == 1:
+        if not self.job.byte_scale or self.job.batch < MIN_BATCH or len(self.layers) == 1:
             return None
         layer = self.layers[0]
         return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
@@ -119,7 +119,7 @@ class TrainLowering:
         """All layers after the first in one launch, for narrow layers and many rows. Only for uint8 rows: the first
         layer's dz leaves as the split that its dW gemm reads."""
         made = RowsPass(tuple(layer.N for layer in self.layers), self.job.precision)
-        has_many = self.job.batch > LEAST_ROWS * self.device.units
+        has_many = self.job.batch > MIN_ROWS * self.device.units
         return made if self.byte_rows and has_many and made.fits(self.device.fast_bytes) else None
 
     @cached_property
@@ -293,13 +293,13 @@ class TrainLowering:
 
     def _rows(self, rows: RowsPass, step: Struct) -> KernelLaunch:
         """train_rows: the layers after the first, the loss, backward, and their dW."""
-        program, blocks = rows.program(LOSSES.index(self.job.loss), gives(self.layers)), self.slices(1)
+        program, blocks = rows.program(LOSSES.index(self.job.loss), writes(self.layers)), self.slices(1)
         arguments = step, self._row_layers(), State("dz_parts")
         return self._launch(program, blocks, ROWS_BUDGET, rows.shared_bytes, *arguments)
 
     def _stream(self, rows: StreamPass, step: Struct) -> KernelLaunch:
         """train_stream: same for wider layers, without dW."""
-        program = rows.program(LOSSES.index(self.job.loss), gives(self.layers))
+        program = rows.program(LOSSES.index(self.job.loss), writes(self.layers))
         config = LaunchConfig(
             (rows.blocks, self.networks, 1), (STREAM_THREADS, 1, 1), rows.shared_bytes, overlaps=self._overlaps
         )
@@ -316,8 +316,14 @@ class TrainLowering:
             sizes.append(
                 struct.pack("<2i4I", layer.stride, self.width(i), *layer.activation, layer.bias is not None, 0)
             )
-        missing = MOST_WIDTHS - len(self.layers)
-        pointers += [*[Int64(0)] * (4 * missing), State("targets"), State("losses"), State("hits"), self._row_weights()]
+        missing = MAX_WIDTHS - len(self.layers)
+        pointers += [
+            *[Int64(0)] * (4 * missing),
+            State("targets"),
+            State("losses"),
+            State("correct"),
+            self._row_weights(),
+        ]
         sizes += [bytes(24 * missing), struct.pack("<If", LOSSES.index(self.job.loss), self.job.label_smoothing)]
         return Struct(tuple(pointers), b"".join(sizes))
 
@@ -332,7 +338,7 @@ class TrainLowering:
         pointers: tuple[Memory | Int64, ...] = (
             self._input(last), State(f"w{last}") if self.has_own_head else none, State(f"a{last}"), State("targets"),
             self._row_weights(), State(f"dz{last}") if is_training else none,
-            State(f"dz{last - 1}") if has_before else none, State("losses"), State("hits"),
+            State(f"dz{last - 1}") if has_before else none, State("losses"), State("correct"),
         )  # fmt: skip
         sizes = layer.stride, layer.stride, self.width(last), layer.terms, layer.N, layer.D
         codes = not last, LOSSES.index(self.job.loss), *layer.activation, *before
@@ -347,13 +353,13 @@ class TrainLowering:
 
     def _update(self, step: Struct) -> Iterator[KernelLaunch]:
         """dW (train_gradients, or bytes_gradient for uint8 rows) unless train_rows computes it; then train_apply
-        for slices, after train_squares with clipping. At most MOST_LAYERS per launch."""
+        for slices, after train_squares with clipping. At most MAX_LAYERS per launch."""
         tiling, begin = self.tiling, 1 if self.byte_rows else 0
         whole = not self.slices(len(self.layers) - 1)
         if self.byte_rows:
             yield from self._gradient_bytes(self.byte_rows, step)
-        for first in range(begin, 0 if self.rows_pass else len(self.layers), MOST_LAYERS):
-            numbers = range(first, min(first + MOST_LAYERS, len(self.layers)))
+        for first in range(begin, 0 if self.rows_pass else len(self.layers), MAX_LAYERS):
+            numbers = range(first, min(first + MAX_LAYERS, len(self.layers)))
             tally = tally_struct() if first == 0 else Struct((Int64(0),) * 4, b"")  # losses take one more block
             blocks = [tiling.blocks(self.layers[i].N, self.layers[i].terms) for i in numbers]
             across = [tiling.blocks_across(self.layers[i].terms) for i in numbers]
@@ -370,8 +376,8 @@ class TrainLowering:
         """Launches over the first layers' slices. is_summed: train_squares has added them up."""
         shares = self._shares(layer_count, is_summed) if kernel == "train_apply" else 1
         blocks = [self._apply_blocks(i, shares) for i in range(layer_count)]
-        for first in range(0, layer_count, MOST_LAYERS):
-            numbers = range(first, min(first + MOST_LAYERS, layer_count))
+        for first in range(0, layer_count, MAX_LAYERS):
+            numbers = range(first, min(first + MAX_LAYERS, layer_count))
             some = blocks[first : numbers.stop]
             layers = self._layers(numbers, some, [1] * len(some), is_summed)
             of_blocks = State("squares") if self.job.clip_norm else Int64(0)
@@ -427,9 +433,9 @@ class TrainLowering:
             ]  # fmt: skip
             strides, slices = (layer.stride, layer.stride, self.width(i)), 1 if is_summed else self.slices(i)
             sizes.append(struct.pack("<8i", layer.terms, layer.N, *strides, not i, across[at], slices))
-        missing = MOST_LAYERS - len(numbers)
+        missing = MAX_LAYERS - len(numbers)
         told = sum(blocks), tiling.slice_chunks(self.job.batch), kept  # the number of moments identifies the optimiser
-        first_blocks = [sum(blocks[:at]) for at in range(len(blocks))] + [MOST_BLOCKS] * missing
+        first_blocks = [sum(blocks[:at]) for at in range(len(blocks))] + [MAX_BLOCKS] * missing
         data = struct.pack("<6i16i", *told, *tiling.warps, *first_blocks)
         return Struct((*pointers, *[Int64(0)] * (6 * missing)), b"".join([data, *sizes, bytes(32 * missing)]))
 
@@ -445,17 +451,17 @@ def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering:
     return TrainLowering(find_layers(chain), job, device)
 
 
-def price_of(net: Network, lowering: TrainLowering, launches: int, least_us: float) -> Price:
+def cost_of(net: Network, lowering: TrainLowering, launches: int, min_us: float) -> Cost:
     """Cost of a step."""
     job, first = lowering.job, lowering.layers[0]
-    return Price(
+    return Cost(
         row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * first.D * first.N,
         row_bytes=2 * (lowering.byte_rows.stride if lowering.byte_rows else net.input.row_bytes),
         fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
         launches=launches,
         rate=_SHARE / (3 if job.precision == "fp32" else 1),
         precision="tf32" if job.precision == "fp32" else "",
-        least_us=least_us,
+        min_us=min_us,
     )
 
 
@@ -469,17 +475,17 @@ class MlpTrain:
             return
         chain = find_chain(net, 0, TRAINED)
         why = why_not_trained(net, chain, job)
-        if not why and job.batch > MOST_BATCH:
-            why = f"batches of at most {MOST_BATCH:,} rows, got {job.batch:,}"
+        if not why and job.batch > MAX_BATCH:
+            why = f"batches of at most {MAX_BATCH:,} rows, got {job.batch:,}"
         if why:
             yield Refusal(self.name, net.nodes[0].name, why)
             return
         assert chain is not None
         lowering = make_lowering(chain, job, device)
         launches = len(lowering.steps(1).launches) - 1
-        price = price_of(net, lowering, launches, least_us=_WORK_US * launches)
+        cost = cost_of(net, lowering, launches, min_us=_WORK_US * launches)
         yield Claim(
-            self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, price,
+            self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, cost,
             why=f"{launches} launches a step, many steps a graph; gradients become updates where they are summed up"
             + ("; rows are bytes" if lowering.byte_rows else ""),
             fast_bytes=lowering.tiling.shared_bytes, facts=lowering, order=lowering.order,

@@ -3,7 +3,7 @@
 
 #include "common/dtype.cuh"
 
-constexpr int MOST_WIDTHS = 4;
+constexpr int MAX_WIDTHS = 4;
 
 struct RowMemory {
     const float* w;  // (N, w_stride)
@@ -16,12 +16,12 @@ struct RowLayer {
     u32 code, slope, has_bias, unused;
 };
 struct RowLayers {
-    RowMemory memory[MOST_WIDTHS];
+    RowMemory memory[MAX_WIDTHS];
     const void* targets;
     double* losses;  // (size,)
-    int* hits;       // (size,)
+    int* correct;       // (size,)
     const float* weights;  // (n,) loss weights per row; nullptr: 1
-    RowLayer of[MOST_WIDTHS];
+    RowLayer of[MAX_WIDTHS];
     u32 loss;
     float smoothing;  // label smoothing of cross-entropy
 };

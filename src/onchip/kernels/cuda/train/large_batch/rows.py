@@ -11,10 +11,10 @@ from onchip.kernels.cuda.common.program import Budget, Program
 from onchip.kernels.cuda.train.large_batch.bytes import PARTS
 
 SOURCE = Path(__file__).parent / "rows.cu"
-ROWS, WARPS, MOST_WIDTHS = 128, 8, 4  # as in train/large_batch/rows.cu
-MOST_WIDTH, MOST_OUTPUTS = 64, 32
+ROWS, WARPS, MAX_WIDTHS = 128, 8, 4  # as in train/large_batch/rows.cu
+MAX_WIDTH, MAX_OUTPUTS = 64, 32
 BLOCKS = 2  # per SM
-LEAST_ROWS = 32  # per SM
+MIN_ROWS = 32  # per SM
 BUDGET = Budget(registers=128)
 
 
@@ -27,7 +27,7 @@ class RowsPass:
 
     def fits(self, fast_bytes: int) -> bool:
         """Whether the kernel supports them with this much shared memory per block."""
-        if not 2 <= len(self.widths) <= MOST_WIDTHS or max(self.widths) > MOST_WIDTH or self.widths[-1] > MOST_OUTPUTS:
+        if not 2 <= len(self.widths) <= MAX_WIDTHS or max(self.widths) > MAX_WIDTH or self.widths[-1] > MAX_OUTPUTS:
             return False
         return self.shared_bytes <= fast_bytes
 
@@ -41,9 +41,9 @@ class RowsPass:
     def blocks(self, batch: int, units: int) -> int:
         return min(-(-batch // ROWS), BLOCKS * units)
 
-    def program(self, loss: int, gives: str) -> Program:
+    def program(self, loss: int, writes: str) -> Program:
         """gives  train/layer.py gives() of all layers"""
-        return Program(SOURCE, f"train_rows<{PARTS[self.precision]}, {loss}, {gives}>")
+        return Program(SOURCE, f"train_rows<{PARTS[self.precision]}, {loss}, {writes}>")
 
 
 def _pieces(K: int, N: int) -> int:

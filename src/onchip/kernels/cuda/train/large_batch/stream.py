@@ -9,16 +9,16 @@ from pathlib import Path
 from onchip.kernels.cuda.common.precision import round_up
 from onchip.kernels.cuda.common.program import Budget, Program
 from onchip.kernels.cuda.train.large_batch.bytes import PARTS
-from onchip.kernels.cuda.train.large_batch.rows import MOST_OUTPUTS, MOST_WIDTHS
+from onchip.kernels.cuda.train.large_batch.rows import MAX_OUTPUTS, MAX_WIDTHS
 
 SOURCE = Path(__file__).parent / "stream.cu"
-WARPS, TILE_ROWS, MOST_TILES = 16, 16, 2  # per block, as in train/large_batch/stream.cu
+WARPS, TILE_ROWS, MAX_TILES = 16, 16, 2  # per block, as in train/large_batch/stream.cu
 OUT_PITCH = 36
 THREADS = 32 * WARPS
 BUDGET = Budget(registers=128, spill_bytes=40)  # sm_100; sm_90a 20: loop invariants
 # Fitted to 784-320-160-10 with 16 and 32 rows per block, in bf16 and fp32, on an H200, within a tenth: weights from L2,
 # gemms of 16 x 8 x 16, and the rest of a row tile.
-_BYTES_A_CLOCK, _CLOCKS_A_PRODUCT, _START_CLOCKS = 28, 4.0, 8_000
+_BYTES_PER_CLOCK, _CLOCKS_PER_MMA, _START_CLOCKS = 28, 4.0, 8_000
 _PRODUCTS = {1: 1, 2: 3, 3: 6}  # bf16 mma per float mma, by split terms
 
 
@@ -35,14 +35,14 @@ class StreamPass:
     @property
     def fits(self) -> bool:
         """Whether the kernel supports them."""
-        if not 2 <= len(self.widths) <= MOST_WIDTHS or self.widths[-1] > MOST_OUTPUTS:
+        if not 2 <= len(self.widths) <= MAX_WIDTHS or self.widths[-1] > MAX_OUTPUTS:
             return False
         return self._bytes(1) <= self.fast_bytes
 
     @property
     def tiles(self) -> int:
         """Tiles of 16 rows per block: as few waves as possible, then few rows."""
-        fitting = [n for n in range(1, MOST_TILES + 1) if self._bytes(n) <= self.fast_bytes]
+        fitting = [n for n in range(1, MAX_TILES + 1) if self._bytes(n) <= self.fast_bytes]
         return min(fitting, key=lambda n: (self._turns(n), n))
 
     def _turns(self, tiles: int) -> int:
@@ -74,12 +74,12 @@ class StreamPass:
         weights = sum(D * N for D, N in pairwise(self.widths))
         products = 2 * weights / (8 * 16) * self.tiles * _PRODUCTS[PARTS[self.precision]]
         return self._turns(self.tiles) * (
-            2 * 4 * weights / _BYTES_A_CLOCK + products * _CLOCKS_A_PRODUCT + _START_CLOCKS
+            2 * 4 * weights / _BYTES_PER_CLOCK + products * _CLOCKS_PER_MMA + _START_CLOCKS
         )
 
-    def program(self, loss: int, gives: str) -> Program:
+    def program(self, loss: int, writes: str) -> Program:
         """gives  train/layer.py gives() of all layers"""
-        return Program(SOURCE, f"train_stream<{PARTS[self.precision]}, {self.tiles}, {loss}, {gives}>")
+        return Program(SOURCE, f"train_stream<{PARTS[self.precision]}, {self.tiles}, {loss}, {writes}>")
 
 
 def _steps(terms: int) -> int:

@@ -94,7 +94,7 @@ struct Targets {
         for (int i = 0; i < TURNS; ++i) {
             if (row(i) >= rows.there() || threadIdx.x % LANES > 0) continue;
             step.mine(layers.losses)[rows.first + row(i)] = loss(i);
-            step.mine(layers.hits)[rows.first + row(i)] = HAS_CLASSES && best[i] == truth[i];
+            step.mine(layers.correct)[rows.first + row(i)] = HAS_CLASSES && best[i] == truth[i];
         }
     }
     // Also stores the gradients at `made`, with row pitch `pitch`.

@@ -22,9 +22,9 @@ from onchip.kernels.cuda.common.program import (
     UInt32,
 )
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
-from onchip.kernels.cuda.train.large_batch.launches import DIGITS, THREADS, TrainLowering, price_of
-from onchip.kernels.cuda.train.large_batch.rows import MOST_OUTPUTS, MOST_WIDTHS
-from onchip.kernels.cuda.train.layer import find_layers, gives, tally_struct
+from onchip.kernels.cuda.train.large_batch.launches import DIGITS, THREADS, TrainLowering, cost_of
+from onchip.kernels.cuda.train.large_batch.rows import MAX_OUTPUTS, MAX_WIDTHS
+from onchip.kernels.cuda.train.layer import find_layers, tally_struct, writes
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import trained_chain
 from onchip.network.build import mlp
@@ -36,12 +36,12 @@ ARCHITECTURES = ("sm_90a",)
 PIXELS_SOURCE = Path(__file__).parent / "pixels.cu"
 CLUSTER_SOURCE = Path(__file__).parent / "cluster.cu"
 CLUSTER, CLUSTER_ROWS = 8, 16  # blocks per cluster; rows per tile
-MOST_CLUSTERS = 32  # per launch: two blocks per SM
+MAX_CLUSTERS = 32  # per launch: two blocks per SM
 STAGE_K = 64  # K elements per stage of split weights
-MOST_ROW_TILES, FORWARD_UNITS = 4, 16  # of a forward block: tiles of 16 rows; columns
-MOST_FORWARD_BYTES = 112 << 10  # shared memory: two blocks per SM
+MAX_ROW_TILES, FORWARD_UNITS = 4, 16  # of a forward block: tiles of 16 rows; columns
+MAX_FORWARD_BYTES = 112 << 10  # shared memory: two blocks per SM
 UNITS, BYTE_FEATURES, FLOAT_FEATURES = 32, 64, 32  # of a dW tile
-LEAST_BATCH, MOST_BATCH = 65, 512  # rows: timed with 128, 256 and 512; with 1,024 mlp_train was faster
+MIN_BATCH, MAX_BATCH = 65, 512  # rows: timed with 128, 256 and 512; with 1,024 mlp_train was faster
 # Per step. 784-320-160-10 with 256 rows took 27 us in fp32 on an H200; mlp_train took 37 and estimates 21.5. This keeps
 # the ratio.
 _STEP_US = 15.5
@@ -52,7 +52,7 @@ _UPDATE_BUDGET = Budget(registers=128, spill_bytes=96)  # accumulators, while th
 
 
 @dataclass(frozen=True)
-class ThreeLowering(TrainLowering):
+class ThreeLaunchLowering(TrainLowering):
     """Launches of a step: pixels_forward, train_cluster, pixels_update. Memory as for mlp_train, and in addition:
 
     words (PARTS, N, stride) bf16: the first layer's weights, split
@@ -116,7 +116,7 @@ class ThreeLowering(TrainLowering):
             blocks = -(-self.job.batch // (16 * tiles)) * across
             return -(-blocks // self.device.units) * (tiles + _FORWARD_START), -tiles
 
-        return min((n for n in range(1, MOST_ROW_TILES + 1) if self.forward_bytes(n) <= MOST_FORWARD_BYTES), key=clocks)
+        return min((n for n in range(1, MAX_ROW_TILES + 1) if self.forward_bytes(n) <= MAX_FORWARD_BYTES), key=clocks)
 
     def forward_bytes(self, tiles: int) -> int:
         """Shared memory: rows, padded by 64 B if they would start in the same bank, or the warps' sums."""
@@ -151,9 +151,9 @@ class ThreeLowering(TrainLowering):
     def _cluster(self, step: Struct) -> KernelLaunch:
         program = Program(
             CLUSTER_SOURCE,
-            f"train_cluster<{self.byte_rows.parts}, {LOSSES.index(self.job.loss)}, {gives(self.layers)}>",
+            f"train_cluster<{self.byte_rows.parts}, {LOSSES.index(self.job.loss)}, {writes(self.layers)}>",
         )
-        clusters = min(-(-self.job.batch // CLUSTER_ROWS), MOST_CLUSTERS)
+        clusters = min(-(-self.job.batch // CLUSTER_ROWS), MAX_CLUSTERS)
         config = LaunchConfig(
             (clusters * CLUSTER, self.networks, 1), (THREADS, 1, 1), self.cluster_bytes, overlaps=True, cluster=CLUSTER
         )
@@ -189,29 +189,29 @@ def _part_floats(terms: int, tiles: int) -> int:
     return (8 if steps >= 16 and tiles <= 2 else 4 if steps >= 4 else steps) * CLUSTER_ROWS * _tile_pitch(tiles)
 
 
-def make_lowering(chain: Chain, job: Job, device: Device) -> ThreeLowering | str:
+def make_lowering(chain: Chain, job: Job, device: Device) -> ThreeLaunchLowering | str:
     """Returns the lowering, or the reason for a refusal."""
     layers = find_layers(chain)
     if not job.byte_scale:
         return "takes rows of pixels, whole numbers below 256 times a scale"
     if job.clip_norm:
         return "takes no clipping"
-    if not 2 <= len(layers) <= MOST_WIDTHS:
-        return f"takes 2 to {MOST_WIDTHS} layers, got {len(layers)}"
-    if layers[-1].N > MOST_OUTPUTS:
-        return f"at most {MOST_OUTPUTS} outputs, got {layers[-1].N}"
-    if not LEAST_BATCH <= job.batch <= MOST_BATCH:
-        return f"batches of {LEAST_BATCH:,} to {MOST_BATCH:,} rows, got {job.batch:,}"
-    lowering = ThreeLowering(layers, job, device)
-    if lowering.forward_bytes(1) > MOST_FORWARD_BYTES:
-        return f"rows of at most {MOST_FORWARD_BYTES // 16:,} bytes, got {layers[0].terms:,}"
+    if not 2 <= len(layers) <= MAX_WIDTHS:
+        return f"takes 2 to {MAX_WIDTHS} layers, got {len(layers)}"
+    if layers[-1].N > MAX_OUTPUTS:
+        return f"at most {MAX_OUTPUTS} outputs, got {layers[-1].N}"
+    if not MIN_BATCH <= job.batch <= MAX_BATCH:
+        return f"batches of {MIN_BATCH:,} to {MAX_BATCH:,} rows, got {job.batch:,}"
+    lowering = ThreeLaunchLowering(layers, job, device)
+    if lowering.forward_bytes(1) > MAX_FORWARD_BYTES:
+        return f"rows of at most {MAX_FORWARD_BYTES // 16:,} bytes, got {layers[0].terms:,}"
     if lowering.cluster_bytes > device.fast_bytes:
         return f"does not fit: {lowering.cluster_bytes:,} B of shared memory, a block has {device.fast_bytes:,} B"
     return lowering
 
 
-class MlpTrainThree:
-    name = "mlp_train_three"
+class MlpTrainThreeLaunch:
+    name = "mlp_train_three_launch"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
@@ -224,8 +224,8 @@ class MlpTrainThree:
             yield Refusal(self.name, net.nodes[0].name, lowering)
             return
         yield Claim(
-            self.name, f"mlp_train_three<{chain.label},{job.loss}>", chain.nodes,
-            price_of(net, lowering, launches=3, least_us=_STEP_US),
+            self.name, f"mlp_train_three_launch<{chain.label},{job.loss}>", chain.nodes,
+            cost_of(net, lowering, launches=3, min_us=_STEP_US),
             why="3 launches a step, many steps a graph; 8 blocks take 16 rows through the layers behind the first; "
             "rows are bytes",
             fast_bytes=lowering.cluster_bytes, facts=lowering, order=lowering.order,
@@ -240,7 +240,7 @@ def _instance(kernel: str, precision: str, batch: int, *widths: int) -> Instance
         chain = find_chain(mlp(*widths), 0, TRAINED)
         assert chain is not None
         lowering = make_lowering(chain, Job(precision, batch, "cross_entropy", byte_scale=1 / 255), device)
-        assert isinstance(lowering, ThreeLowering)
+        assert isinstance(lowering, ThreeLaunchLowering)
         launches = lowering.steps(1).launches
         return next(each for each in launches if kernel in each.program.name_expression)
 

@@ -18,17 +18,17 @@ STAGES, STAGE_CHUNKS = 3, 2  # as in train/large_batch/staged.cuh
 STAGED_CUTS = ((4, 2), (2, 4), (2, 2))  # warps along M and N
 _INSTRUCTIONS = {"fp32": 6, "tf32": 2, "bf16": 1, "fp16": 1}  # per 16 x 8 tile and chunk
 _CLOCKS_AN_INSTRUCTION = 1.7  # per SM
-_CLOCKS_A_CHUNK = 300  # latency of a warp's next operands
+_CLOCKS_PER_CHUNK = 300  # latency of a warp's next operands
 _START_CLOCKS = 1500  # per launch: first loads, split-K sums, last stores
 _BLOCK_CLOCKS = 300  # per further block
-_BYTES_A_CLOCK = 48  # from L2, per SM
-_NEAR_BYTES_A_CLOCK = 32  # from L1, in parts of rows
-_SHARED_BYTES_A_CLOCK = 128
+_BYTES_PER_CLOCK = 48  # from L2, per SM
+_NEAR_BYTES_PER_CLOCK = 32  # from L1, in parts of rows
+_SHARED_BYTES_PER_CLOCK = 128
 _STAGE_CLOCKS = 120  # barrier and first loads of a stage
 _SLICE_CLOCKS = 60  # per slice in the launch that adds them up, eight at a time
-_LEAST_SLICE = 32  # chunks
-_LEAST_STAGED_SLICE = 8
-_MOST_PARTS = 1 << 26  # floats of all slices' partial gradients
+_MIN_SLICE = 32  # chunks
+_MIN_STAGED_SLICE = 8
+_MAX_PARTS = 1 << 26  # floats of all slices' partial gradients
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def _choose(sizes: tuple[tuple[int, int], ...], terms: int, precision: str, unit
     ways += [Tiling(4, down, across, WARPS // (down * across), is_staged=True) for down, across in STAGED_CUTS]
     if can_slice:
         for way in tuple(ways):
-            least = _LEAST_STAGED_SLICE if way.is_staged else _LEAST_SLICE
-            most = min(chunks // least, _MOST_PARTS // numbers)
+            least = _MIN_STAGED_SLICE if way.is_staged else _MIN_SLICE
+            most = min(chunks // least, _MAX_PARTS // numbers)
             blocks = sum(way.blocks(rows, columns) for rows, columns in sizes)
             counts = {waves * units // blocks for waves in (1, 2, 4)} | {2**i for i in range(1, 12)}
             ways += [dataclasses.replace(way, slices=count) for count in sorted(counts) if 1 < count <= most]
@@ -97,17 +97,17 @@ def _clocks(way: Tiling, sizes: tuple[tuple[int, int], ...], terms: int, precisi
     a_slice = way.slice_chunks(terms)
     a_warp = -(-a_slice // way.deep)
     work = WARPS * a_warp * way.R * way.R / 2 * _INSTRUCTIONS[precision] * _CLOCKS_AN_INSTRUCTION
-    loads = a_slice * CHUNK * 4 * 8 * way.R * (way.down + way.across) / _BYTES_A_CLOCK
+    loads = a_slice * CHUNK * 4 * 8 * way.R * (way.down + way.across) / _BYTES_PER_CLOCK
     reads = WARPS * a_warp * CHUNK * 4 * 16 * way.R  # bytes
     waves, of_block = -(-blocks // units), _BLOCK_CLOCKS + 60 * way.deep
     if way.is_staged:  # two blocks per SM
         waits = -(-blocks // (2 * units)) * (a_slice / STAGE_CHUNKS * _STAGE_CLOCKS + _START_CLOCKS)
-        clocks = waits + waves * (max(work + reads / _SHARED_BYTES_A_CLOCK / 2, loads) + of_block)
+        clocks = waits + waves * (max(work + reads / _SHARED_BYTES_PER_CLOCK / 2, loads) + of_block)
     else:
         at_a_time = 2 if way.R == 2 else 1
-        waits = -(-blocks // (units * at_a_time)) * a_warp * _CLOCKS_A_CHUNK
-        clocks = _START_CLOCKS + max(waits, waves * (max(work + reads / _NEAR_BYTES_A_CLOCK, loads) + of_block))
+        waits = -(-blocks // (units * at_a_time)) * a_warp * _CLOCKS_PER_CHUNK
+        clocks = _START_CLOCKS + max(waits, waves * (max(work + reads / _NEAR_BYTES_PER_CLOCK, loads) + of_block))
     if way.slices > 1:
         parts = 4 * (way.slices + 4) * sum(rows * columns for rows, columns in sizes)
-        clocks += _START_CLOCKS + way.slices * _SLICE_CLOCKS + parts / (units * _BYTES_A_CLOCK)
+        clocks += _START_CLOCKS + way.slices * _SLICE_CLOCKS + parts / (units * _BYTES_PER_CLOCK)
     return clocks

@@ -375,12 +375,12 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
         weights.send(Out::weights_post(run, turn));
         if (threadIdx.x < 32) {
             double total = 0.0;
-            int hits = 0;
+            int correct = 0;
             for (int i = threadIdx.x; i < S::BATCH; i += 32)
-                total += losses[i], hits += static_cast<int>(losses[ROWS + i]);
+                total += losses[i], correct += static_cast<int>(losses[ROWS + i]);
             total = reduce_lanes<Sum, 32>(total);
-            hits = reduce_lanes<Sum, 32>(hits);
-            if (threadIdx.x == 0) run.mine(run.step_losses)[step] = total, run.mine(run.step_hits)[step] = hits;
+            correct = reduce_lanes<Sum, 32>(correct);
+            if (threadIdx.x == 0) run.mine(run.step_losses)[step] = total, run.mine(run.step_correct)[step] = correct;
         }
         orders.keep(step + 2, coming);
         __syncthreads();
@@ -403,13 +403,13 @@ __device__ __forceinline__ bool train_layer(const Training<S::L>& run, char* roo
 }
 
 template <int PARTS, int OWN, int BATCH, u32 OPTIMISER, unsigned long long CODES, int... W>
-__global__ void __launch_bounds__(CREW, 1) train_by_layers(const __grid_constant__ Training<sizeof...(W) - 1> run) {
+__global__ void __launch_bounds__(CREW, 1) train_layer_parallel(const __grid_constant__ Training<sizeof...(W) - 1> run) {
     using S = Sizes<Widths<W...>, PARTS, OWN, BATCH>;
     extern __shared__ float room[];
     // A network without a step in this launch returns: its blocks do not wait, so their stores could race with loads.
     const long long* const progress = run.mine(run.progress);
     if (of_whole_warps(progress[0] * run.batch >= progress[1])) return;
-    for (int i = threadIdx.x; i < most_bytes<S>() / 4; i += CREW) room[i] = 0.0f;
+    for (int i = threadIdx.x; i < max_bytes<S>() / 4; i += CREW) room[i] = 0.0f;
     __syncthreads();
     // Warp-uniform to the compiler (of_whole_warps).
     const int team = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);

@@ -5,7 +5,7 @@
 
 // Accumulators per thread in the dW gemm. Other values run out of registers and serialise the wgmmas.
 template <u32 OPTIMISER>
-constexpr int MOST_SUMS = OPTIMISER == ADAM ? 40 : 36;
+constexpr int MAX_SUMS = OPTIMISER == ADAM ? 40 : 36;
 
 struct LayerPlaces {
     float *w, *mean, *square;
@@ -22,7 +22,7 @@ struct Training {
     const Rule* rules;          // (steps,)
     const long long* progress;  // the launch's first step, and the end of its rows
     double* step_losses;        // (steps,)
-    long long* step_hits;       // (steps,)
+    long long* step_correct;       // (steps,)
     u32* status;                // [0] turns taken by earlier launches, [1] nonzero after a timeout
     LayerPlaces layers[L];
     long long batch, x_stride;  // in rows; in bytes
@@ -136,7 +136,7 @@ struct OutputRoom {
     static constexpr int SUMS = BIASES + STRIPS * 32, SUM_BYTES = TEAMS * STRIPS * 128 * 16;  // (TEAMS, STRIPS, 128, 4)
 };
 
-constexpr int MOST_BYTES = 226 << 10;  // dynamic shared memory per block
+constexpr int MAX_BYTES = 226 << 10;  // dynamic shared memory per block
 
 // Shared memory of a block of hidden layer l, offsets in bytes: the input, then the rest. The input is x or the
 // previous layer's activations, (ROWS, 8 strips(l - 1)), term after term. Panels of x from FIXED on are
@@ -156,7 +156,7 @@ struct HiddenRoom {
     static constexpr int SUM_BYTES = S::Own::BYTES;
     static constexpr int IDS = SUMS + (HAS_OUTPUTS ? larger(SUM_BYTES, Outputs::SUM_BYTES) : SUM_BYTES);  // (3, BATCH)
     static constexpr int REST_BYTES = IDS + 3 * S::BATCH * 4, INPUT_BYTES = S::input_parts(l) * S::input_bytes(l);
-    static constexpr int LEFT = (MOST_BYTES - larger(INPUT_BYTES + REST_BYTES, S::read_bytes(l))) / ROWS_STRIP;
+    static constexpr int LEFT = (MAX_BYTES - larger(INPUT_BYTES + REST_BYTES, S::read_bytes(l))) / ROWS_STRIP;
     static constexpr int KEPT = round_up(larger(S::strips(0) - larger(LEFT, 0), 0), 8);
     static constexpr int FIXED = KEPT < S::strips(0) ? KEPT : S::strips(0), TWICE = l > 1 ? 0 : S::strips(0) - FIXED;
     static constexpr int REST = INPUT_BYTES + TWICE * ROWS_STRIP;
@@ -174,11 +174,11 @@ struct LastRoom {
     static constexpr int BYTES = INPUT + S::read_bytes(L);
 };
 template <class S, int l = S::L - 1>
-__device__ constexpr int most_bytes() {
+__device__ constexpr int max_bytes() {
     if constexpr (l == 0) {
         return LastRoom<S>::BYTES;
     } else {
-        return larger(HiddenRoom<S, l>::BYTES, most_bytes<S, l - 1>());
+        return larger(HiddenRoom<S, l>::BYTES, max_bytes<S, l - 1>());
     }
 }
 
@@ -238,14 +238,14 @@ struct NextPixels {
 template <class S, u32 OPTIMISER, int l, int STRIPS>
 struct Weights {
     static constexpr int D = S::at(l - 1), INPUTS = 8 * S::strips(l - 1), PARTS = S::PARTS;
-    static constexpr int COUNT = ((INPUTS + 63) / 64 + TEAMS - 1) / TEAMS, NUMBERS = COUNT * STRIPS * 4;
-    float w[NUMBERS];
+    static constexpr int COUNT = ((INPUTS + 63) / 64 + TEAMS - 1) / TEAMS, ELEMENTS = COUNT * STRIPS * 4;
+    float w[ELEMENTS];
     float *means, *squares;  // the thread's, in fours in global memory: registers are scarce
     int team, first_unit;
 
     __device__ __forceinline__ Weights(const LayerPlaces& places, int block, int team)
         : team(team), first_unit(block * 8 * STRIPS) {
-        const long long first = (static_cast<long long>(block) * (NUMBERS / 4) * CREW + threadIdx.x) * 4;
+        const long long first = (static_cast<long long>(block) * (ELEMENTS / 4) * CREW + threadIdx.x) * 4;
         means = places.own_mean + first, squares = places.own_square + first;
     }
 
@@ -258,7 +258,7 @@ struct Weights {
     // Loads from global memory, or stores if is_back.
     __device__ __forceinline__ void move(const LayerPlaces& places, const LayerFacts& facts, bool is_back) {
 #pragma unroll
-        for (int n = 0; n < NUMBERS; ++n) {
+        for (int n = 0; n < ELEMENTS; ++n) {
             const int from = input(n), to = unit(n);
             const bool is_bias = from == S::one(l - 1);
             const bool is_there = to < S::at(l) && (is_bias ? facts.has_bias : from < D);
@@ -273,7 +273,7 @@ struct Weights {
     __device__ __forceinline__ void tell(char* to, float* biases) const {
         constexpr int POSITIONS = S::template positions<l>(), TOLD = S::by_words(l) ? S::one(l - 1) : INPUTS;
 #pragma unroll
-        for (int n = 0; n < NUMBERS; n += 2) {
+        for (int n = 0; n < ELEMENTS; n += 2) {
             const bool is_whole = (n / (STRIPS * 4) + 1) * TEAMS * 64 <= TOLD;
             const int column = sum_column(n / 4 % STRIPS, 0);
             if (!is_whole && input(n) >= TOLD) {
@@ -293,7 +293,7 @@ struct Weights {
     __device__ __forceinline__ void send(const Post& post) const {
         const bool is_odd = threadIdx.x % 2;
 #pragma unroll
-        for (int n = 0; n < NUMBERS; n += 4) {
+        for (int n = 0; n < ELEMENTS; n += 4) {
             u32 mine[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) mine[i] = __float_as_uint(w[n + i]);
@@ -312,7 +312,7 @@ struct Weights {
     template <int FIXED>
     __device__ __forceinline__ void learn(const Rule& rule, float scale, u32 inputs, u32 further, u32 gradients) {
         using Turned = Strips<ROWS, true>;
-        constexpr int AT_ONCE = MOST_SUMS<OPTIMISER> / (PARTS * STRIPS * 4) > 1 ? MOST_SUMS<OPTIMISER> / (PARTS * STRIPS * 4) : 1;
+        constexpr int AT_ONCE = MAX_SUMS<OPTIMISER> / (PARTS * STRIPS * 4) > 1 ? MAX_SUMS<OPTIMISER> / (PARTS * STRIPS * 4) : 1;
 #pragma unroll
         for (int first = 0; first < COUNT; first += AT_ONCE) {
             float c[AT_ONCE][PARTS * STRIPS][4];
@@ -329,7 +329,7 @@ struct Weights {
 #pragma unroll
             for (int m = 0; m < AT_ONCE * STRIPS; ++m) {
                 const int n = first * STRIPS + m;  // index of the four weights
-                if (n >= NUMBERS / 4) break;
+                if (n >= ELEMENTS / 4) break;
                 float by[4], now[4], mean[4] = {}, square[4] = {};
                 if constexpr (OPTIMISER != SGD) load_several<true>(mean, means + n * CREW * 4);
                 if constexpr (OPTIMISER == ADAM) load_several<true>(square, squares + n * CREW * 4);

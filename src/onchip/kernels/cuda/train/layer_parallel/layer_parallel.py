@@ -25,9 +25,9 @@ from onchip.kernels.cuda.common.program import (
     Struct,
 )
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
-from onchip.kernels.cuda.train.large_batch.launches import TrainLowering, price_of
+from onchip.kernels.cuda.train.large_batch.launches import TrainLowering, cost_of
 from onchip.kernels.cuda.train.layer import find_layers, split_evenly
-from onchip.kernels.cuda.train.resident.resident import DEADLINE_MS, MOST_LAYERS, MOST_OUTPUTS, RULE_BYTES, UNITS
+from onchip.kernels.cuda.train.resident.resident import DEADLINE_MS, MAX_LAYERS, MAX_OUTPUTS, STEP_VALUES_BYTES, UNITS
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import trained_chain, why_not_plain
 from onchip.network.build import mlp
@@ -40,9 +40,9 @@ SOURCE = Path(__file__).parent / "layer_parallel.cu"
 ROWS, TEAMS = 64, 2  # rows of a gemm; warpgroups per block
 BATCHES = (16, 32, ROWS)  # rows per step, at most
 STRIP_BYTES = 16 * ROWS  # per panel of 8 columns
-MOST_BYTES = 226 << 10  # dynamic shared memory per block
-MOST_UNITS = 1024  # per hidden layer in bf16, held in registers; half as many in a split
-MOST_OWN = 8  # 8-column wgmma tiles: tiles per block times bf16 split terms
+MAX_BYTES = 226 << 10  # dynamic shared memory per block
+MAX_UNITS = 1024  # per hidden layer in bf16, held in registers; half as many in a split
+MAX_OWN = 8  # 8-column wgmma tiles: tiles per block times bf16 split terms
 _BUDGET = Budget(registers=255, spill_bytes=320)
 # Step time on an H200: latency per layer and per split term; per element that a block receives; per further tile of a
 # block (register spills). Measured with 784-320-160-10, 16 to 64 rows, in bf16, tf32 and fp32. An epoch with 64 rows
@@ -53,7 +53,7 @@ _OWN_OF_MANY = {1: 4, 2: 2, 3: 2}
 
 
 @dataclass(frozen=True)
-class ByLayersLowering(TrainLowering):
+class LayerParallelLowering(TrainLowering):
     """All steps of a call in one launch. Memory is State by name, as for mlp_train, and in addition:
 
     status (2,) uint32: turns taken, and nonzero after a timeout
@@ -107,7 +107,7 @@ class ByLayersLowering(TrainLowering):
     @property
     def fits(self) -> bool:
         """Whether an SM holds a block, including the static `rule` of each layer."""
-        return self.shared_bytes + RULE_BYTES * len(self.layers) <= self.device.fast_bytes
+        return self.shared_bytes + STEP_VALUES_BYTES * len(self.layers) <= self.device.fast_bytes
 
     @property
     def step_us(self) -> float:
@@ -136,7 +136,7 @@ class ByLayersLowering(TrainLowering):
 
     @cached_property
     def shared_bytes(self) -> int:
-        """most_bytes of train/layer_parallel/layer_parallel.cuh: shared memory of the largest block."""
+        """max_bytes of train/layer_parallel/layer_parallel.cuh: shared memory of the largest block."""
         L, parts = len(self.layers), self.parts
         ids = 3 * self.rows * 4
         outputs = round_up(self.layers[-1].N, 16) // 8
@@ -155,7 +155,7 @@ class ByLayersLowering(TrainLowering):
             rest += output_bytes + max(sums, output_sums) if layer >= L - 2 else sums
             read, twice = self._read_bytes(layer), 0
             if layer == 1:  # double-buffered x
-                left = (MOST_BYTES - max(came + rest, read)) // STRIP_BYTES
+                left = (MAX_BYTES - max(came + rest, read)) // STRIP_BYTES
                 fixed = round_up(max(self.strips[0] - max(left, 0), 0), 8)
                 twice = max(self.strips[0] - fixed, 0)
             most = max(most, twice * STRIP_BYTES + max(came + rest, read))
@@ -190,11 +190,11 @@ class ByLayersLowering(TrainLowering):
             codes |= layer.activation[0] << 4 * number
         widths = ", ".join(map(str, (self.layers[0].D, *(layer.N for layer in self.layers))))
         program = Program(
-            SOURCE, f"train_by_layers<{self.parts}, {self.own}, {self.rows}, {kept}, {codes}ull, {widths}>"
+            SOURCE, f"train_layer_parallel<{self.parts}, {self.own}, {self.rows}, {kept}, {codes}ull, {widths}>"
         )
         pointers: list[Memory | Int64] = [
             State("bytes"), State("targets"), State("order"), State("rules"), State("progress"), State("step_losses"),
-            State("step_hits"), State("status"),
+            State("step_correct"), State("status"),
         ]  # fmt: skip
         places = self.own_memory()
         for i in range(len(self.layers)):
@@ -212,37 +212,37 @@ class ByLayersLowering(TrainLowering):
         return Steps((KernelLaunch(program, config, (Struct(tuple(pointers), data),), _BUDGET),))
 
 
-def make_lowering(chain: Chain, job: Job, device: Device) -> ByLayersLowering | str:
+def make_lowering(chain: Chain, job: Job, device: Device) -> LayerParallelLowering | str:
     """Returns the lowering, or the reason for a refusal."""
     layers = find_layers(chain)
     if why := why_not_plain(job):
         return why
     if not job.byte_scale:
         return "takes rows of pixels, whole numbers below 256 times a scale"
-    if not 2 <= len(layers) <= MOST_LAYERS:
-        return f"takes 2 to {MOST_LAYERS} layers, got {len(layers)}"
-    if layers[-1].N > MOST_OUTPUTS:
-        return f"at most {MOST_OUTPUTS} outputs, got {layers[-1].N}"
+    if not 2 <= len(layers) <= MAX_LAYERS:
+        return f"takes 2 to {MAX_LAYERS} layers, got {len(layers)}"
+    if layers[-1].N > MAX_OUTPUTS:
+        return f"at most {MAX_OUTPUTS} outputs, got {layers[-1].N}"
     if job.batch > ROWS:
         return f"batches of at most {ROWS} rows, got {job.batch:,}"
     rows = next(rows for rows in BATCHES if rows >= job.batch)
-    most = MOST_UNITS // (1 if ByLayersLowering(layers, job, device).parts == 1 else 2)
+    most = MAX_UNITS // (1 if LayerParallelLowering(layers, job, device).parts == 1 else 2)
     if (widest := max(layer.N for layer in layers[:-1])) > most:
         return f"hidden layers of at most {most} units in {job.precision}, got {widest:,}"
-    for own in range(1, MOST_OWN + 1):
-        lowering = ByLayersLowering(layers, job, device, own=own, rows=rows)
+    for own in range(1, MAX_OWN + 1):
+        lowering = LayerParallelLowering(layers, job, device, own=own, rows=rows)
         if lowering.blocks > device.units:
             continue
         if not lowering.fits:
             return f"does not fit: {lowering.shared_bytes:,} B of shared memory, a block has {device.fast_bytes:,} B"
-        if own * lowering.parts > MOST_OWN:
+        if own * lowering.parts > MAX_OWN:
             break
         return lowering
     return f"its layers want more blocks than {device.units} multiprocessors"
 
 
-class MlpByLayers:
-    name = "mlp_by_layers"
+class MlpTrainLayerParallel:
+    name = "mlp_train_layer_parallel"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
@@ -255,8 +255,8 @@ class MlpByLayers:
             yield Refusal(self.name, net.nodes[0].name, lowering)
             return
         yield Claim(
-            self.name, f"mlp_by_layers<{chain.label},{job.loss}>", chain.nodes,
-            price_of(net, lowering, launches=0, least_us=lowering.step_us),
+            self.name, f"mlp_train_layer_parallel<{chain.label},{job.loss}>", chain.nodes,
+            cost_of(net, lowering, launches=0, min_us=lowering.step_us),
             why=f"{lowering.blocks} blocks keep a layer's weights each and take step after step in one launch; "
             "rows are bytes",
             fast_bytes=lowering.shared_bytes, facts=lowering, order=lowering.order,
@@ -271,7 +271,7 @@ def _instance(what: str, job: Job, *widths: int, networks: int = 1) -> Instance:
         chain = find_chain(mlp(*widths), 0, TRAINED)
         assert chain is not None
         lowering = make_lowering(chain, job, H200)
-        assert isinstance(lowering, ByLayersLowering)
+        assert isinstance(lowering, LayerParallelLowering)
         return lowering.for_networks(networks).steps(0).launches[0]
 
     return Instance(what, launch)

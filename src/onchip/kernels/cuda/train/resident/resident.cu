@@ -121,16 +121,16 @@ __global__ void __launch_bounds__(TEAM, 1) train_resident(const __grid_constant_
         }
         if (is_teller && is_well && threadIdx.x < 32) {
             double loss = 0.0;
-            int hits = 0;
+            int correct = 0;
             for (int i = threadIdx.x; i < ROWS; i += 32) {
                 const float* const told = room + R::OUTPUTS + i * R::pitch(L) + N;
-                loss += told[0], hits += static_cast<int>(told[1]);
+                loss += told[0], correct += static_cast<int>(told[1]);
             }
             loss = reduce_lanes<Sum, 32>(loss);
-            hits = reduce_lanes<Sum, 32>(hits);
+            correct = reduce_lanes<Sum, 32>(correct);
             if (threadIdx.x == 0) {
                 run.mine(run.step_losses)[step * GROUPS + group] = loss;
-                run.mine(run.step_hits)[step * GROUPS + group] = hits;
+                run.mine(run.step_correct)[step * GROUPS + group] = correct;
             }
         }
         if (is_well) is_well = sums.backward(here, rule);

@@ -4,7 +4,7 @@
 #include "train/large_batch/epilogue.cuh"
 
 constexpr int TEAM = 512, TEAM_WARPS = TEAM / 32;
-constexpr int MOST_FLOATS = (226 << 10) / 4, MOST_PARTS = 8192;  // per block; of split-K partial sums
+constexpr int MAX_FLOATS = (226 << 10) / 4, MAX_PARTS = 8192;  // per block; of split-K partial sums
 
 // Layer widths: 784-320-160-10 is Widths<784, 320, 160, 10>. Layer l maps at(l - 1) inputs to at(l) outputs.
 template <int... W>
@@ -81,8 +81,8 @@ struct Room {
     static constexpr int IDS = biases(L + 1);  // (3, ROWS): row indices of three steps
     // Split-K partial sums, as many as fit. If too few fit, own_units() reuses OUTPUTS.
     static constexpr int PARTS = round_up(IDS + 3 * ROWS, 4);
-    static constexpr int LEFT = MOST_FLOATS - PARTS < 0 ? 0 : MOST_FLOATS - PARTS;
-    static constexpr int PART_FLOATS = LEFT < MOST_PARTS ? LEFT / 128 * 128 : MOST_PARTS;
+    static constexpr int LEFT = MAX_FLOATS - PARTS < 0 ? 0 : MAX_FLOATS - PARTS;
+    static constexpr int PART_FLOATS = LEFT < MAX_PARTS ? LEFT / 128 * 128 : MAX_PARTS;
     static constexpr int FLOATS = PARTS + PART_FLOATS;
     static constexpr bool HAS_PARTS = PART_FLOATS > ROWS * pitch(L);
     static constexpr int SOME_PARTS = HAS_PARTS ? PARTS : OUTPUTS;
@@ -218,7 +218,7 @@ __device__ __forceinline__ void multiply_columns(const A* a, int a_pitch, const 
                                                  const Finish& finish) {
     static_assert(SPLITS <= TEAM_WARPS && ROOM > 0, "a warp has one part of one sum");
     using Turns = TileTurns<NT, TEAM_WARPS / SPLITS, ROOM, RT < 4 ? 4 / RT : 1>;
-    constexpr int SIDE = Turns::SIDE, DEEP = Turns::DEEP, NUMBERS = RT * Turns::TILES * 128;
+    constexpr int SIDE = Turns::SIDE, DEEP = Turns::DEEP, ELEMENTS = RT * Turns::TILES * 128;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     const int share = warp / SIDE;
     const A* const of_a = a + 2 * g * a_pitch + 4 * q;
@@ -254,12 +254,12 @@ __device__ __forceinline__ void multiply_columns(const A* a, int a_pitch, const 
             }
         }
         __syncthreads();
-        for (int at = threadIdx.x; at < NUMBERS; at += TEAM) {
+        for (int at = threadIdx.x; at < ELEMENTS; at += TEAM) {
             const int within = at % 128, item = at / 128, made = first + item / RT;  // within: 4 * lane + element
             if (made >= NT) break;
             float sum = parts[at];
 #pragma unroll
-            for (int i = 1; i < SPLITS; ++i) sum += parts[i * NUMBERS + at];
+            for (int i = 1; i < SPLITS; ++i) sum += parts[i * ELEMENTS + at];
             finish(item % RT * 16 + within / 16 * 2 + within % 4 / 2, made * 8 + within / 4 % 4 * 2 + within % 2, sum);
         }
     }
@@ -429,7 +429,7 @@ struct Gradients {
     static __device__ __forceinline__ int item(int i) { return threadIdx.x / 32 + i * TEAM_WARPS; }
 
     // Chunks of four for Partners: the sums, then the bias gradients.
-    static constexpr int NUMBERS = COUNT * (2 * R + 1), PIECES = (NUMBERS + 3) / 4;
+    static constexpr int ELEMENTS = COUNT * (2 * R + 1), PIECES = (ELEMENTS + 3) / 4;
     __device__ __forceinline__ float& number(int i) {
         const int count = COUNT * R * 2;
         return i < count ? sums[i / (2 * R)][i / 4 % (R / 2)][i % 4] : shifts[i - count];
@@ -441,7 +441,7 @@ struct Gradients {
             float four[4] = {};
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-                if (4 * i + j < NUMBERS) four[j] = number(4 * i + j);
+                if (4 * i + j < ELEMENTS) four[j] = number(4 * i + j);
             partners.send(first + i, four);
         }
     }
@@ -455,7 +455,7 @@ struct Gradients {
             u32 theirs[AT_ONCE][4];
             all = partners.receive(theirs, first + begin, PIECES - begin) && all;
 #pragma unroll
-            for (int i = 4 * begin; i < NUMBERS && i < 4 * (begin + AT_ONCE); ++i)
+            for (int i = 4 * begin; i < ELEMENTS && i < 4 * (begin + AT_ONCE); ++i)
                 number(i) = Exchange::sent(number(i)) + __uint_as_float(theirs[i / 4 - begin][i % 4] & ~1u);
         }
         return all;

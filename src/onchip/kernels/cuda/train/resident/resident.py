@@ -25,7 +25,7 @@ from onchip.kernels.cuda.common.program import (
     Struct,
 )
 from onchip.kernels.cuda.train.large_batch.bytes import ByteRows
-from onchip.kernels.cuda.train.large_batch.launches import TrainLowering, price_of
+from onchip.kernels.cuda.train.large_batch.launches import TrainLowering, cost_of
 from onchip.kernels.cuda.train.layer import find_layers, split_evenly
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import trained_chain, why_not_plain
@@ -38,11 +38,11 @@ ARCHITECTURES = ("sm_90a", "sm_100")  # with 227 KB of shared memory
 SOURCE = Path(__file__).parent / "resident.cu"
 TEAM, WARPS = 512, 16  # threads and warps per block
 UNITS = 8  # per tile that a block owns
-MOST_OUTPUTS, MOST_LAYERS = 32, 15
+MAX_OUTPUTS, MAX_LAYERS = 32, 15
 ROWS = (16, 32, 64)  # per group, at most
-MOST_BYTES = 226 << 10  # dynamic shared memory per block
-MOST_PARTS = 8192  # floats of split-K partial sums
-RULE_BYTES = 32  # static shared memory of the step's Rule
+MAX_BYTES = 226 << 10  # dynamic shared memory per block
+MAX_PARTS = 8192  # floats of split-K partial sums
+STEP_VALUES_BYTES = 32  # static shared memory of the step's Rule
 DEADLINE_MS = 10_000  # longest wait for another block
 _BUDGET = Budget(registers=128, spill_bytes=640)  # spills happen around exchange waits
 _OWNERS_BUDGET = Budget(registers=128, spill_bytes=960)  # for blocks that own more tiles than a network alone has
@@ -57,7 +57,7 @@ class ResidentLowering(TrainLowering):
     """All steps of a call in one launch. Memory is State by name, as for mlp_train, and in addition:
 
     status (2,) uint32: turns taken, and nonzero after a timeout
-    step_losses, step_hits (steps, groups)
+    step_losses, step_correct (steps, groups)
     forward<l>, backward<l>, exchanged, float32: exchange buffers with in-band phase bits
     own_mean<l>, own_square<l>, as mean<l> and square<l>; for the output layer (blocks, N)
     """
@@ -103,7 +103,7 @@ class ResidentLowering(TrainLowering):
             splits = min(WARPS // row_tiles, -(-layer.N // 16), 1 + room // (row_tiles * 128))
             if (splits - 1) * row_tiles * 128 > self._part_floats:
                 return False
-        return self.shared_bytes + RULE_BYTES <= self.device.fast_bytes
+        return self.shared_bytes + STEP_VALUES_BYTES <= self.device.fast_bytes
 
     def own(self, layer: int) -> int:
         """Most units per block of a hidden layer; hidden layers start at 1."""
@@ -170,8 +170,8 @@ class ResidentLowering(TrainLowering):
         numbers += max(rows * pitch[L], head_rows * (pitch[L - 1] + pitch[L]))
         numbers += rows * max(own[i] + 2 for i in range(1, L)) + sum(weight_rows) + 3 * rows
         numbers = round_up(numbers, 4)
-        left = max(0, MOST_BYTES // 4 - numbers)
-        return numbers, left // 128 * 128 if left < MOST_PARTS else MOST_PARTS
+        left = max(0, MAX_BYTES // 4 - numbers)
+        return numbers, left // 128 * 128 if left < MAX_PARTS else MAX_PARTS
 
     # -- launches ------------------------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class ResidentLowering(TrainLowering):
         program = Program(SOURCE, f"train_resident<{told}, {', '.join(map(str, self._widths))}>")
         pointers: list[Memory | Int64] = [
             State(name), State("targets"), State("order"), State("rules"), State("progress"), State("step_losses"),
-            State("step_hits"), State("status"), State("exchanged"),
+            State("step_correct"), State("status"), State("exchanged"),
         ]  # fmt: skip
         for i in range(len(self.layers)):
             pointers.append(State(f"w{i}"))
@@ -214,10 +214,10 @@ def make_lowering(chain: Chain, job: Job, device: Device) -> ResidentLowering | 
     layers = find_layers(chain)
     if why := why_not_plain(job):
         return why
-    if not 2 <= len(layers) <= MOST_LAYERS:
-        return f"takes 2 to {MOST_LAYERS} layers, got {len(layers)}"
-    if layers[-1].N > MOST_OUTPUTS:
-        return f"at most {MOST_OUTPUTS} outputs, got {layers[-1].N}"
+    if not 2 <= len(layers) <= MAX_LAYERS:
+        return f"takes 2 to {MAX_LAYERS} layers, got {len(layers)}"
+    if layers[-1].N > MAX_OUTPUTS:
+        return f"at most {MAX_OUTPUTS} outputs, got {layers[-1].N}"
     tiles = [-(-layer.N // UNITS) for layer in layers[:-1]]
     # Two groups if they fit, there are enough rows, and the optimiser keeps no moments to synchronise.
     groups = 2 if job.optimiser == "sgd" and job.batch > ROWS[0] and 2 * max(tiles) <= device.units else 1
@@ -237,8 +237,8 @@ def _blocks_of(tiles: Sequence[int], most: int) -> int:
     return max(-(-count // -(-count // blocks)) for count in tiles)
 
 
-class MlpResident:
-    name = "mlp_resident"
+class MlpTrainResident:
+    name = "mlp_train_resident"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
@@ -252,8 +252,8 @@ class MlpResident:
             return
         where = f"{lowering.groups} x {lowering.blocks}" if lowering.groups > 1 else f"{lowering.blocks}"
         yield Claim(
-            self.name, f"mlp_resident<{chain.label},{job.loss}>", chain.nodes,
-            price_of(net, lowering, launches=0, least_us=lowering.step_us),
+            self.name, f"mlp_train_resident<{chain.label},{job.loss}>", chain.nodes,
+            cost_of(net, lowering, launches=0, min_us=lowering.step_us),
             why=f"{where} blocks keep the weights and take step after step in one launch"
             + ("; rows are bytes" if lowering.byte_rows else ""),
             fast_bytes=lowering.shared_bytes, facts=lowering, order=lowering.order,

@@ -11,7 +11,7 @@ struct Run {
     const Rule* rules;          // (steps,)
     const long long* progress;  // the launch's first step, and the end of its rows
     double* step_losses;        // (steps, groups)
-    long long* step_hits;       // (steps, groups)
+    long long* step_correct;       // (steps, groups)
     u32* status;                // [0] turns taken by earlier launches, [1] nonzero after a timeout
     float* parts;               // buffer of Partners
     LayerState layers[L];

@@ -4,7 +4,7 @@ import pytest
 
 from onchip.kernels import cpu, cuda
 from onchip.network.recipe import Recipe, as_is, op_name, transposed
-from onchip.plan.build_price import (
+from onchip.plan.build_cost import (
     BUS_BANDWIDTH,
     HOST_BANDWIDTH,
     HOST_FLOPS,

@@ -13,7 +13,7 @@ from onchip.formats.load import save
 from onchip.network.build import mlp
 from onchip.train.options import TrainOptions
 from onchip.workloads import digits, kept, train_job
-from onchip.workloads.classify import verify
+from onchip.workloads.classify import score_outputs
 from onchip.workloads.table_data import TEST_SHARE, Source
 from onchip.workloads.train_job import HIDDEN
 
@@ -97,20 +97,20 @@ def test_bad_requests(model, source, layers, words):
 
 def test_judging_classes_numbers_and_both():
     y = np.array([[0.9, 0.1], [0.2, 0.7], [0.4, 0.3]], np.float32)
-    of_classes = verify(None, y, np.array([0, 1, 1]), np.array([0, 1, 0]))
+    of_classes = score_outputs(None, y, np.array([0, 1, 1]), np.array([0, 1, 0]))
     assert (of_classes.accuracy, of_classes.test_mse) == (pytest.approx(2 / 3), None)
     assert of_classes.predictions.tolist() == [0, 1, 0]
     assert (of_classes.baseline_accuracy, of_classes.beats_baseline) == (pytest.approx(1 / 3), True)
-    one_hot = verify(None, y, np.eye(2, dtype=np.float32)[[0, 1, 1]], np.eye(2, dtype=np.float32)[[1, 1, 0]])
+    one_hot = score_outputs(None, y, np.eye(2, dtype=np.float32)[[0, 1, 1]], np.eye(2, dtype=np.float32)[[1, 1, 0]])
     assert one_hot.accuracy == pytest.approx(2 / 3)
     assert one_hot.test_mse == pytest.approx(np.mean([0.01, 0.01, 0.04, 0.09, 0.16, 0.49]))
     assert (one_hot.baseline_accuracy, one_hot.beats_baseline) == (pytest.approx(2 / 3), False)
-    numbers = verify(None, y, y + 2, y + 2)
+    numbers = score_outputs(None, y, y + 2, y + 2)
     assert (numbers.accuracy, numbers.test_mse) == (None, pytest.approx(4))
     assert (numbers.baseline_mse, numbers.beats_baseline) == (pytest.approx(y.var(axis=0).mean()), False)
-    nothing = verify(None, y[:0], np.zeros(0, int), np.zeros(3, int))
+    nothing = score_outputs(None, y[:0], np.zeros(0, int), np.zeros(3, int))
     assert (nothing.accuracy, nothing.test_mse, nothing.beats_baseline) == (None, None, None)
-    alike = verify(None, y[:1], np.zeros(1, int), np.zeros(3, int))
+    alike = score_outputs(None, y[:1], np.zeros(1, int), np.zeros(3, int))
     assert (alike.accuracy, alike.baseline_accuracy, alike.beats_baseline) == (1, 1, True)
 
 
@@ -118,8 +118,8 @@ def test_judging_classes_numbers_and_both():
 def test_scores_are_those_of_scikit_learn(seed):
     rng = np.random.default_rng(seed)
     truth, y = rng.integers(0, 5, 20), rng.standard_normal((20, 7), dtype=np.float32)
-    assert verify(None, y, truth, truth).f1 == pytest.approx(f1_score(truth, y.argmax(axis=1), average="macro"))
+    assert score_outputs(None, y, truth, truth).f1 == pytest.approx(f1_score(truth, y.argmax(axis=1), average="macro"))
     numbers = rng.standard_normal((20, 7), dtype=np.float32)
     numbers[:, 0], numbers[:, 1], y[:, 1] = 3, 2, 2
-    assert verify(None, y, numbers, numbers).r2 == pytest.approx(r2_score(numbers, y))
-    assert verify(None, y[:1], numbers[:1], numbers).r2 is None
+    assert score_outputs(None, y, numbers, numbers).r2 == pytest.approx(r2_score(numbers, y))
+    assert score_outputs(None, y[:1], numbers[:1], numbers).r2 is None

@@ -76,10 +76,10 @@ def train_and_test(
     )
     result = replace(result, network=standard.fold(result.network))
     y = compile(result.network, device, threads=threads)(x_test)
-    return verify(result, y, data.y_test, data.y_train)
+    return score_outputs(result, y, data.y_test, data.y_train)
 
 
-def verify(result: FitResult, y: Array, truth: Array, learnt: Array) -> Trained:
+def score_outputs(result: FitResult, y: Array, truth: Array, learnt: Array) -> Trained:
     """Score outputs y of the test rows against the truth: classes (n,), or values (n, D_out), which may be one-hot.
 
     learnt  the targets of the training rows, of the same kind

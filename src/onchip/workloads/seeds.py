@@ -12,7 +12,7 @@ from onchip.network.text import columns
 from onchip.runtime.engine import compile
 from onchip.train.many import Run, fit_runs
 from onchip.train.training_run import FitResult
-from onchip.workloads.classify import Trained, fit_rows, verify
+from onchip.workloads.classify import Trained, fit_rows, score_outputs
 from onchip.workloads.train_job import TrainJob
 
 
@@ -79,7 +79,7 @@ def train_seeds(
             return result
         result = replace(result, network=job.standard.fold(result.network))
         y = compile(result.network, device, threads=threads)(x_test)
-        return verify(result, y, job.data.y_test, job.data.y_train)
+        return score_outputs(result, y, job.data.y_test, job.data.y_train)
 
     return SeedResults(seeds, tuple(tested(result) for result in results))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from onchip.kernels.cpu.conv.fused import ConvFused
+from onchip.kernels.cpu.conv.match import conv_begins
 from onchip.kernels.cpu.elementwise.pointwise import Pointwise
 from onchip.kernels.cpu.elementwise.rowwise import Rowwise
 from onchip.kernels.cpu.embedding.lookup import LookUpKernel
@@ -47,9 +48,9 @@ class TrainingKernel(Kernel, Protocol):
 
 
 INFERENCE: tuple[InferenceKernel, ...] = (
-    MlpFused(), ConvFused(), TokenMax(), RecurrentKernel(), Pointwise(), Rowwise(), Reduce(), TopKKernel(), Norm(),
-    Select(), Resize(), Taps(), LookUpKernel(), MatMulKernel(), Move(), SequenceMaxKernel(), ShortScan(), ScanKernel(),
-    Plain(),
+    MlpFused(), ConvFused(), TokenMax(), RecurrentKernel(), Pointwise(ends_before=conv_begins), Rowwise(), Reduce(),
+    TopKKernel(), Norm(), Select(), Resize(), Taps(), LookUpKernel(), MatMulKernel(), Move(), SequenceMaxKernel(),
+    ShortScan(), ScanKernel(), Plain(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu"), *INFERENCE)

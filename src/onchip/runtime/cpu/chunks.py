@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onchip.kernels.cpu.arena import first_places
 from onchip.kernels.cpu.compiler.jit import address
+from onchip.kernels.cpu.memory import first_places
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, run_launches, words
 from onchip.kernels.cpu.threading.threads import HELPERS, Spare, start_helpers
 from onchip.network.recipe import Array

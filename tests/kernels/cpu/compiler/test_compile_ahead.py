@@ -9,8 +9,8 @@ import pytest
 
 import onchip
 from onchip.kernels.cpu.compiler import compile_ahead, jit
-from onchip.kernels.cpu.gemm.dense import dense
 from onchip.kernels.cpu.layout import move
+from onchip.kernels.cpu.microkernels.dense import dense
 from onchip.kernels.cpu.mlp import fused as mlp_fused
 
 KEY = "0123456789ab" * 4
@@ -122,7 +122,7 @@ def test_what_another_process_is_at_is_left_to_it_but_not_for_ever(monkeypatch):
 def test_a_function_that_is_kept_is_found_when_what_it_needs_was_lost(tmp_path):
     env = {**os.environ, "ONCHIP_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
     code = (
-        "from onchip.kernels.cpu.gemm.dense import dense, multiply_panel\n"
+        "from onchip.kernels.cpu.microkernels.dense import dense, multiply_panel\n"
         "print(dense.key, multiply_panel.key, dense.link())"
     )
     command = [sys.executable, "-c", code]
@@ -140,5 +140,5 @@ def test_what_training_steps_call_is_announced_before_the_first_is_compiled(monk
     x, y = np.zeros((8, 4), np.float32), np.zeros(8, np.int64)
     onchip.fit(onchip.mlp(4, 8, 2), x, y, epochs=1, device="cpu")
     names = [made.__name__ for made in compile_ahead.announced()]
-    assert {"forward", "judge", "backward", "gradient_of_task"} <= set(names)
+    assert {"forward", "output_gradients", "backward", "gradient_of_task"} <= set(names)
     assert "run_steps" not in names  # the first process's own

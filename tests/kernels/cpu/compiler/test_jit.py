@@ -218,7 +218,7 @@ def test_code_from_the_disk_finds_the_classes_of_its_arguments(tmp_path):
 def test_planning_compiles_nothing_and_activations_are_compiled_one_by_one():
     code = (
         "import numpy as np\n"
-        "from onchip.kernels.cpu.compiler import jit\nfrom onchip.kernels.cpu.elementwise import activation\n"
+        "from onchip.kernels.cpu.compiler import jit\nfrom onchip.kernels.cpu.microkernels import activation\n"
         "from onchip.runtime.engine import compile\nfrom onchip.runtime.placement import plan\n"
         "from onchip.network.build import mlp\n"
         "net = mlp(3, 4, 2, activation='Tanh')\n"

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from checks import rows
 from image_networks import NETWORKS, chain, conv
 from onchip.kernels import cpu
-from onchip.kernels.cpu.arena import first_places
 from onchip.kernels.cpu.conv.program import lower
+from onchip.kernels.cpu.memory import first_places
 from onchip.network.layers import Conv2d, GlobalMean, Linear, ReLU
 from onchip.runtime.cpu.backend import core_count
 from onchip.runtime.engine import compile

@@ -14,7 +14,7 @@ from mlp_networks import NETWORKS
 from onchip.kernels import reference
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cpu.compiler.emit import LANES
-from onchip.kernels.cpu.gemm.tile import PANEL, pack, packed_size, unpack
+from onchip.kernels.cpu.microkernels.tile import PANEL, pack, packed_size, unpack
 from onchip.network.build import mlp, sequential
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (

@@ -32,7 +32,7 @@ from onchip.kernels.cpu.conv.operations.rows import LookUp
 from onchip.kernels.cpu.conv.program import SUPPORTED, Program
 from onchip.kernels.cpu.conv.scratch import Scratch
 from onchip.kernels.cpu.cost import CoreCost
-from onchip.kernels.cpu.gemm.tile import aligned_zeros
+from onchip.kernels.cpu.memory import aligned_zeros
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch
 from onchip.network.graph import Network, Node
 from onchip.network.layers import Convolution, Linear, TransposedConvolution

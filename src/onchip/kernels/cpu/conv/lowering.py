@@ -16,7 +16,7 @@ from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.conv.operation import Activated, Operation, Window
 from onchip.kernels.cpu.conv.operations.load import Load
 from onchip.kernels.cpu.conv.values import Rim, Sizes, Store, UnsupportedError, View
-from onchip.kernels.cpu.gemm.tile import padded
+from onchip.kernels.cpu.microkernels.tile import padded
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.network.graph import Network, Node
 from onchip.network.layers import (

@@ -109,3 +109,8 @@ def runs_of(net: Network) -> Runs:
     if net not in _RUNS:
         _RUNS[net] = Runs(net)
     return _RUNS[net]
+
+
+def conv_begins(net: Network, start: int) -> bool:
+    """Whether conv_fused can claim a chain that begins at net.nodes[start]."""
+    return isinstance(runs_of(net).at(net, start), Run)

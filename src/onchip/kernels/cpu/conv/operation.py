@@ -29,7 +29,7 @@ from onchip.kernels.cpu.compiler import emit
 from onchip.kernels.cpu.compiler.jit import address_of, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
 from onchip.kernels.cpu.conv.values import View
-from onchip.kernels.cpu.elementwise.activation import activate, code_of
+from onchip.kernels.cpu.microkernels.activation import activate, code_of
 from onchip.kernels.pointwise import IDENTITY
 from onchip.network.layers import Elementwise
 from onchip.network.recipe import Recipe

@@ -15,10 +15,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from onchip.kernels.cpu.arena import first_places
 from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.conv.operation import Operation
 from onchip.kernels.cpu.conv.values import Store
+from onchip.kernels.cpu.memory import first_places
 
 _PASSES = 3  # how often a layer goes over what it touches
 _HANDED_ON = 2  # passes over what a part hands on

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from onchip.kernels.cpu.gemm.tile import aligned_zeros, pack, packed_size, padded, padded_bias
+from onchip.kernels.cpu.memory import aligned_zeros
+from onchip.kernels.cpu.microkernels.tile import pack, packed_size, padded, padded_bias
 from onchip.network.graph import Node
 from onchip.network.recipe import Array, Attribute, Recipe, recipe_op
 

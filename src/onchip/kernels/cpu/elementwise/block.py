@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from onchip.kernels.cpu.compiler.jit import ALL, code_call, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.elementwise.activation import activate
-from onchip.kernels.cpu.elementwise.function import apply, combine
+from onchip.kernels.cpu.microkernels.activation import activate
+from onchip.kernels.cpu.microkernels.function import apply, combine
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.recipe import Array
 

@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from onchip.kernels.batch_norm import batch_norm_parts
 from onchip.kernels.cpu.compiler.jit import address, address_of
-from onchip.kernels.cpu.conv.match import Run as ImageRun
-from onchip.kernels.cpu.conv.match import runs_of
 from onchip.kernels.cpu.cost import CoreCost
-from onchip.kernels.cpu.elementwise.activation import code_of
 from onchip.kernels.cpu.elementwise.block import (
     ACTIVATE,
     APPLY,
@@ -38,8 +35,9 @@ from onchip.kernels.cpu.elementwise.block import (
     WRITTEN_OUT,
     run_blocks,
 )
-from onchip.kernels.cpu.elementwise.function import COMBINATIONS, FUNCTIONS, combination_code
 from onchip.kernels.cpu.elementwise.ints import CASTS, CODE, COMPUTED_INTS, INT_COMBINATIONS, WHOLES, int_code
+from onchip.kernels.cpu.microkernels.activation import code_of
+from onchip.kernels.cpu.microkernels.function import COMBINATIONS, FUNCTIONS, combination_code
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, may_divide_by_zero
 from onchip.network.graph import Network, Node
@@ -293,6 +291,10 @@ class Pointwise:
     device_kind = "cpu"
     precisions = ("fp32",)
 
+    def __init__(self, ends_before: Callable[[Network, int], bool] = lambda net, start: False) -> None:
+        """ends_before  whether another kernel's group may begin at this layer; then a shorter chain is offered, too"""
+        self.ends_before = ends_before
+
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """The longest run; one activation by itself is rowwise's. It begins where a run does, or little behind, where
         another kernel took the first layers along; not everywhere, for a long chain's sake."""
@@ -312,7 +314,7 @@ class Pointwise:
         if isinstance(nodes[-1].layer, CPU_ACTIVATIONS):  # which another kernel may take along
             yield from self._claims(net, nodes[:-1])
         for i in range(1, len(nodes)):
-            if isinstance(runs_of(net).at(net, start + i), ImageRun):  # conv_fused may take what comes behind
+            if self.ends_before(net, start + i):
                 yield from self._claims(net, nodes[:i])
 
     def _claims(self, net: Network, nodes: Sequence[Node]) -> Iterator[Claim]:

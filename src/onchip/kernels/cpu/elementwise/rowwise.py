@@ -12,7 +12,7 @@ from onchip.kernels.chain import in_layouts
 from onchip.kernels.cpu.compiler.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
-from onchip.kernels.cpu.elementwise.activation import NO_NORMALISER, NORMALISERS, activate, code_of, normalise
+from onchip.kernels.cpu.microkernels.activation import NO_NORMALISER, NORMALISERS, activate, code_of, normalise
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, Launch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, IDENTITY

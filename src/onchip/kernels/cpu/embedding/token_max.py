@@ -26,9 +26,10 @@ from onchip.kernels.chain import given_ids
 from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.jit import address, compiled
 from onchip.kernels.cpu.cost import CoreCost
-from onchip.kernels.cpu.elementwise.activation import activate, code_of
 from onchip.kernels.cpu.embedding.gather import BFLOAT16, BLOCK, FLOAT8, FLOAT16, FLOAT32, VECS, gather_max
-from onchip.kernels.cpu.gemm.tile import aligned_zeros, padded, padded_bias
+from onchip.kernels.cpu.memory import aligned_zeros
+from onchip.kernels.cpu.microkernels.activation import activate, code_of
+from onchip.kernels.cpu.microkernels.tile import padded, padded_bias
 from onchip.kernels.cpu.threading.threads import Spare, run_tasks
 from onchip.kernels.fp8_tables import in_fp8, peaks_of, table_peaks
 from onchip.kernels.fp8_tables import scales as channel_scales

@@ -19,11 +19,12 @@ import numpy as np
 from onchip.kernels.cpu.compiler.jit import ALL, address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import TILE_SHARE, CoreCost
-from onchip.kernels.cpu.elementwise.activation import SOFTMAX, normalise
-from onchip.kernels.cpu.gemm import tile
-from onchip.kernels.cpu.gemm.dense import dense, next_panel, padded_width
 from onchip.kernels.cpu.gemm.strided import Run, Seen, find_run
-from onchip.kernels.cpu.gemm.tile import aligned_zeros, padded
+from onchip.kernels.cpu.memory import aligned_zeros
+from onchip.kernels.cpu.microkernels import tile
+from onchip.kernels.cpu.microkernels.activation import SOFTMAX, normalise
+from onchip.kernels.cpu.microkernels.dense import dense, next_panel, padded_width
+from onchip.kernels.cpu.microkernels.tile import padded
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.network.graph import Network

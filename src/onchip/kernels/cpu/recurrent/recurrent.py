@@ -20,9 +20,10 @@ from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
 from onchip.kernels.cpu.cost import CoreCost
-from onchip.kernels.cpu.elementwise.activation import activate, expm1_exp, link_activation
-from onchip.kernels.cpu.gemm.dense import CHUNK, dense, multiply_panel, next_panel, padded_width
-from onchip.kernels.cpu.gemm.tile import LINE_PANELS, PANEL, aligned_zeros, multiply_line, pack, packed_size, padded
+from onchip.kernels.cpu.memory import aligned_zeros
+from onchip.kernels.cpu.microkernels.activation import activate, expm1_exp, link_activation
+from onchip.kernels.cpu.microkernels.dense import CHUNK, dense, multiply_panel, next_panel, padded_width
+from onchip.kernels.cpu.microkernels.tile import LINE_PANELS, PANEL, multiply_line, pack, packed_size, padded
 from onchip.kernels.cpu.threading.launches import CompiledLaunch, words
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.pointwise import RELU, SIGMOID, TANH

@@ -30,7 +30,7 @@ from onchip.kernels.cpu.compiler.compile_ahead import announce
 from onchip.kernels.cpu.compiler.emit import INT
 from onchip.kernels.cpu.compiler.jit import address_of, code_call, compiled, entry, int_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import cgutils, intrinsic, types
-from onchip.kernels.cpu.gemm.tile import aligned_zeros
+from onchip.kernels.cpu.memory import aligned_zeros
 from onchip.kernels.cpu.threading.atomics import (
     IS_ARM,
     atomic_add,

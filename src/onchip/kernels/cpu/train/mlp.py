@@ -23,8 +23,9 @@ from onchip.kernels.chain import Chain, Dense, find_chain
 from onchip.kernels.cpu.compiler.compile_ahead import announce
 from onchip.kernels.cpu.compiler.jit import address, linked_below
 from onchip.kernels.cpu.cost import CoreCost
-from onchip.kernels.cpu.gemm.tile import ORDER, PANEL, aligned_zeros, pack, packed_size, padded, panels, unpack
-from onchip.kernels.cpu.mlp.fused import layer_table, packed_recipes
+from onchip.kernels.cpu.memory import aligned_zeros
+from onchip.kernels.cpu.microkernels.packed_layers import layer_table, packed_recipes
+from onchip.kernels.cpu.microkernels.tile import ORDER, PANEL, pack, packed_size, padded, panels, unpack
 from onchip.kernels.cpu.threading.threads import start_helpers
 from onchip.kernels.cpu.train.model import (
     ADAM,

@@ -6,8 +6,8 @@ import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import address, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.elementwise.activation import activate, expm1_exp
-from onchip.kernels.cpu.gemm.dense import CHUNK, dense, multiply_panel, next_panel, padded_width
+from onchip.kernels.cpu.microkernels.activation import activate, expm1_exp
+from onchip.kernels.cpu.microkernels.dense import CHUNK, dense, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.train.model import (
     COL_ACT,
     COL_BIAS,
@@ -168,7 +168,9 @@ def forward(model_places: int, block_places: int, words: int, begin: int, x: int
 
 
 @linked(*(types.int64,) * 7)
-def verify(model: int, block_places: int, words: int, begin: int, first: int, count: int, loss_code: int) -> None:
+def output_gradients(
+    model: int, block_places: int, words: int, begin: int, first: int, count: int, loss_code: int
+) -> None:
     """The losses, hits and output gradients of rows that went through forward."""
     table, block, data = table_at(model), block_at(block_places), data_at(words)
     last = len(table) - 1

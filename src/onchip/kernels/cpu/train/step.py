@@ -15,7 +15,7 @@ correct_at             the address of an int64 a step: how many rows hit their c
 from __future__ import annotations
 
 from onchip.kernels.cpu.compiler.jit import address, compiled, doubles_at, entry, floats_at, ints_at
-from onchip.kernels.cpu.gemm.tile import ROWS_WIDE
+from onchip.kernels.cpu.microkernels.tile import ROWS_WIDE
 from onchip.kernels.cpu.threading.threads import run_tasks
 from onchip.kernels.cpu.train.model import (
     Rule,
@@ -28,7 +28,7 @@ from onchip.kernels.cpu.train.model import (
     rule_of,
     tasks_at,
 )
-from onchip.kernels.cpu.train.rows import backward, forward, verify, where_rows_lie
+from onchip.kernels.cpu.train.rows import backward, forward, output_gradients, where_rows_lie
 from onchip.kernels.cpu.train.weights import (
     TASK_FLOATS,
     add_block,
@@ -108,7 +108,7 @@ def _rows_piece(
     first = piece * part
     rows = min(part, count - first)
     forward(model, block, words, begin, x, first, rows)
-    verify(model, block, words, begin, first, rows, loss_code)
+    output_gradients(model, block, words, begin, first, rows, loss_code)
     backward(model, block, first, rows)
 
 
@@ -173,7 +173,7 @@ def _there_and_back(model: int, block: int, words: int, begin: int, rows: int, l
     for first in range(0, rows, PART_ROWS):
         some = min(PART_ROWS, rows - first)
         forward(model, block, words, begin, x, first, some)
-        verify(model, block, words, begin, first, some, loss_code)
+        output_gradients(model, block, words, begin, first, some, loss_code)
         backward(model, block, first, some)
     return x
 
@@ -330,7 +330,7 @@ def _losses_piece(
     for at in range(start, end, PART_ROWS):
         rows = min(PART_ROWS, end - at)
         forward(model, block, words, at, where_rows_lie(model, block, words, at, rows), 0, rows)
-        verify(model, block, words, at, 0, rows, loss_code)
+        output_gradients(model, block, words, at, 0, rows, loss_code)
         done = block_at(block)
         for r in range(rows):
             crew.loss[number] += done.losses[r]

@@ -7,8 +7,8 @@ import numpy as np
 from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.jit import address, compiled, floats_at, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.gemm.dense import next_panel, padded_width
-from onchip.kernels.cpu.gemm.tile import PANEL, ROWS_NARROW, VECS_WIDE, multiply_tile
+from onchip.kernels.cpu.microkernels.dense import next_panel, padded_width
+from onchip.kernels.cpu.microkernels.tile import PANEL, ROWS_NARROW, VECS_WIDE, multiply_tile
 from onchip.kernels.cpu.train.model import (
     COL_ACT,
     COL_BIAS,

@@ -68,7 +68,7 @@ __device__ __forceinline__ double exact_sigmoid(double v) {
 }
 
 // max(v, 0) - |v| erfc(z) / 2, z = |v| / sqrt 2. erfc(z) is t exp(-z^2) times a polynomial of 2 t - 1,
-// t = 1 / (1 + z / 2): the one of kernels/cpu/elementwise/activation.py, halved.
+// t = 1 / (1 + z / 2): the one of kernels/cpu/microkernels/activation.py, halved.
 __device__ __forceinline__ float exact_gelu(float v) {
     // The clamp avoids inf - inf * 0 = NaN for +infinity; -infinity gives a NaN, as v erfc(-v / sqrt 2) does.
     const float a = fabsf(fminf(v, 3e38f));

@@ -25,10 +25,11 @@ from onchip.kernels.cpu.conv.operation import (
 )
 from onchip.kernels.cpu.conv.operations.load import copy_lines
 from onchip.kernels.cpu.conv.values import Rim, Sizes, Store, UnsupportedError, View
-from onchip.kernels.cpu.elementwise.activation import activate
-from onchip.kernels.cpu.elementwise.function import COMBINATIONS
-from onchip.kernels.cpu.elementwise.function import combine as combine_numbers
-from onchip.kernels.cpu.gemm.tile import aligned_zeros, padded
+from onchip.kernels.cpu.memory import aligned_zeros
+from onchip.kernels.cpu.microkernels.activation import activate
+from onchip.kernels.cpu.microkernels.function import COMBINATIONS
+from onchip.kernels.cpu.microkernels.function import combine as combine_numbers
+from onchip.kernels.cpu.microkernels.tile import padded
 from onchip.network.graph import Node
 from onchip.network.layers import Add, Elementwise, Mul, Ordered, Sub
 from onchip.network.layers.norm import factor_and_shift

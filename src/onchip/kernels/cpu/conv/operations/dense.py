@@ -13,11 +13,12 @@ from onchip.kernels.cpu.conv.operation import Activated, call_at, fields_of, fin
 from onchip.kernels.cpu.conv.operations.combine import gapless
 from onchip.kernels.cpu.conv.values import Sizes, UnsupportedError, View
 from onchip.kernels.cpu.conv.weights import bias_recipe, weight_recipe
-from onchip.kernels.cpu.elementwise.activation import activate
-from onchip.kernels.cpu.gemm import dot, tile
-from onchip.kernels.cpu.gemm.dense import dense
-from onchip.kernels.cpu.gemm.dot import NARROW, dense_narrow
-from onchip.kernels.cpu.gemm.tile import PANEL, aligned_zeros, pack, packed_size, padded
+from onchip.kernels.cpu.memory import aligned_zeros
+from onchip.kernels.cpu.microkernels import dot, tile
+from onchip.kernels.cpu.microkernels.activation import activate
+from onchip.kernels.cpu.microkernels.dense import dense
+from onchip.kernels.cpu.microkernels.dot import NARROW, dense_narrow
+from onchip.kernels.cpu.microkernels.tile import PANEL, pack, packed_size, padded
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, IDENTITY, RELU
 from onchip.network.graph import Node
 from onchip.network.layers import Reshape

@@ -28,7 +28,8 @@ from onchip.kernels.cpu.conv.operation import Activated, Window, call_at, fields
 from onchip.kernels.cpu.conv.operations.pool import taps_inside
 from onchip.kernels.cpu.conv.values import View
 from onchip.kernels.cpu.conv.weights import weight_recipe
-from onchip.kernels.cpu.gemm.tile import aligned_zeros, padded_bias
+from onchip.kernels.cpu.memory import aligned_zeros
+from onchip.kernels.cpu.microkernels.tile import padded_bias
 from onchip.kernels.pointwise import RELU
 from onchip.kernels.vectors import VECTOR_REGISTERS
 from onchip.network.graph import Node

@@ -14,8 +14,8 @@ from onchip.kernels.cpu.conv.operation import Activated, Window, call_at, fields
 from onchip.kernels.cpu.conv.operations.combine import rimmed
 from onchip.kernels.cpu.conv.values import View
 from onchip.kernels.cpu.conv.weights import bias_of_pixels, bias_recipe, weight_recipe
-from onchip.kernels.cpu.gemm.dot import ROWS, dot_tile
-from onchip.kernels.cpu.gemm.tile import aligned_zeros
+from onchip.kernels.cpu.memory import aligned_zeros
+from onchip.kernels.cpu.microkernels.dot import ROWS, dot_tile
 from onchip.network.graph import Node
 from onchip.network.recipe import Array, Recipe, recipe_op
 

@@ -10,7 +10,8 @@ from onchip.kernels.cpu.conv.operations.combine import Copy
 from onchip.kernels.cpu.conv.operations.taps import Taps
 from onchip.kernels.cpu.conv.values import Store, UnsupportedError, View
 from onchip.kernels.cpu.conv.weights import bias_recipe, pack_taps, weight_recipe
-from onchip.kernels.cpu.gemm.tile import aligned_zeros, packed_size, padded
+from onchip.kernels.cpu.memory import aligned_zeros
+from onchip.kernels.cpu.microkernels.tile import packed_size, padded
 from onchip.network.graph import Node
 from onchip.network.layers import TransposedConvolution
 from onchip.network.recipe import Array, recipe_op

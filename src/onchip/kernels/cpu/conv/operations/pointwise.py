@@ -19,8 +19,8 @@ from onchip.kernels.cpu.conv.operation import (
 )
 from onchip.kernels.cpu.conv.values import View
 from onchip.kernels.cpu.conv.weights import packed_taps
-from onchip.kernels.cpu.gemm import tile
-from onchip.kernels.cpu.gemm.dense import dense, padded_width
+from onchip.kernels.cpu.microkernels import tile
+from onchip.kernels.cpu.microkernels.dense import dense, padded_width
 from onchip.kernels.pointwise import RELU
 from onchip.network.graph import Node
 from onchip.network.recipe import Recipe

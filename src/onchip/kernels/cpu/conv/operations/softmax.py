@@ -8,7 +8,7 @@ from onchip.kernels.cpu.conv.lowering import Lowering, Value
 from onchip.kernels.cpu.conv.operation import Activated, call_at, fields_of, runs
 from onchip.kernels.cpu.conv.operations.combine import Copy
 from onchip.kernels.cpu.conv.values import UnsupportedError
-from onchip.kernels.cpu.elementwise.activation import NORMALISERS, normalise
+from onchip.kernels.cpu.microkernels.activation import NORMALISERS, normalise
 from onchip.network.graph import Node
 
 

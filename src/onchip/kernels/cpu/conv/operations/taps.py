@@ -14,9 +14,9 @@ from onchip.kernels.cpu.conv.lowering import Lowering, window_of
 from onchip.kernels.cpu.conv.operation import Activated, Window, call_at, clear_pads, fields_of, finish, own_rows, runs
 from onchip.kernels.cpu.conv.values import View
 from onchip.kernels.cpu.conv.weights import packed_taps
-from onchip.kernels.cpu.gemm import tile
-from onchip.kernels.cpu.gemm.dense import CHUNK, multiply_panel, next_panel, padded_width
-from onchip.kernels.cpu.gemm.tile import padded
+from onchip.kernels.cpu.microkernels import tile
+from onchip.kernels.cpu.microkernels.dense import CHUNK, multiply_panel, next_panel, padded_width
+from onchip.kernels.cpu.microkernels.tile import padded
 from onchip.network.graph import Node
 from onchip.network.recipe import Recipe
 

@@ -30,8 +30,8 @@ from onchip.kernels.cpu.conv.operation import (
 from onchip.kernels.cpu.conv.operations.combine import rimmed
 from onchip.kernels.cpu.conv.values import View
 from onchip.kernels.cpu.conv.weights import packed_taps
-from onchip.kernels.cpu.gemm import tile
-from onchip.kernels.cpu.gemm.dense import multiply_panel, next_panel, padded_width
+from onchip.kernels.cpu.microkernels import tile
+from onchip.kernels.cpu.microkernels.dense import multiply_panel, next_panel, padded_width
 from onchip.kernels.pointwise import RELU
 from onchip.network.graph import Node
 from onchip.network.recipe import Recipe

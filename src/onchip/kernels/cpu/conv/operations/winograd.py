@@ -32,7 +32,8 @@ from onchip.kernels.cpu.conv.operation import (
 from onchip.kernels.cpu.conv.operations.taps import Taps
 from onchip.kernels.cpu.conv.values import View
 from onchip.kernels.cpu.conv.weights import weight_recipe
-from onchip.kernels.cpu.gemm.tile import aligned_zeros, pack, packed_size, padded, padded_bias
+from onchip.kernels.cpu.memory import aligned_zeros
+from onchip.kernels.cpu.microkernels.tile import pack, packed_size, padded, padded_bias
 from onchip.network.graph import Node
 from onchip.network.layers.conv import geometry
 from onchip.network.recipe import Array, recipe_op

@@ -7,7 +7,7 @@ import numpy as np
 from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.jit import compiled, linked
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.gemm.tile import (
+from onchip.kernels.cpu.microkernels.tile import (
     LINE_PANELS,
     MAX_ROWS,
     PANEL,

@@ -21,6 +21,7 @@ from llvmlite import ir
 from onchip.kernels.cpu.compiler import emit
 from onchip.kernels.cpu.compiler.emit import LANES
 from onchip.kernels.cpu.compiler.late_numba import intrinsic, types
+from onchip.kernels.cpu.memory import aligned_zeros
 from onchip.kernels.vectors import HAS_FMA, VECTOR_BYTES, VECTOR_REGISTERS
 from onchip.network.recipe import Array, Recipe, recipe_op
 
@@ -233,11 +234,3 @@ def pad_bias(*bias: Array, size: int) -> Array:
     if bias:
         flat[: len(bias[0])] = bias[0]
     return flat
-
-
-def aligned_zeros(size: int, dtype: type = np.float32) -> Array:
-    """A flat array aligned to a 64-byte cache line, so that no vector straddles two lines."""
-    itemsize = np.dtype(dtype).itemsize
-    raw = np.zeros(size * itemsize + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size * itemsize].view(dtype)

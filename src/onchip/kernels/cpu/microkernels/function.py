@@ -13,7 +13,7 @@ import numpy as np
 
 from onchip.kernels.cpu.compiler.jit import compiled, floats_at, linked, multiply_add
 from onchip.kernels.cpu.compiler.late_numba import types
-from onchip.kernels.cpu.elementwise.activation import expm1_exp, exponential, logarithm, scaled_erfc
+from onchip.kernels.cpu.microkernels.activation import expm1_exp, exponential, logarithm, scaled_erfc
 from onchip.network.layers import (
     Abs,
     Add,

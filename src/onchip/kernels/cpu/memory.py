@@ -8,6 +8,10 @@ import math
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
+import numpy as np
+
+from onchip.network.recipe import Array
+
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -43,3 +47,11 @@ def _release(free: list[tuple[int, float]], start: int, end: float) -> None:
         i -= 1
         start = free.pop(i)[0]
     free.insert(i, (start, end))
+
+
+def aligned_zeros(size: int, dtype: type = np.float32) -> Array:
+    """A flat array aligned to a 64-byte cache line, so that no vector straddles two lines."""
+    itemsize = np.dtype(dtype).itemsize
+    raw = np.zeros(size * itemsize + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size * itemsize].view(dtype)
